@@ -1,0 +1,42 @@
+# Two commands on a fresh machine with Python 3.11 and make: `make demo` and `make test`.
+# Both create the environment .venv themselves.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types docs docs-serve clean
+
+help: ## show the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "==> environment: .venv (torch and friends; a minute or two the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or later")'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+demo: $(STAMP) ## compare the paper's eight optimizers on the embedded digits (about a minute)
+	@echo "==> demo: 8 client optimizers x 2 heterogeneities x 2 seeds on scikit-learn's digits"
+	@$(BIN)/deltafl compare examples/demo.toml --out runs/demo
+
+test: $(STAMP) ## run all tests
+	@echo "==> tests (unit, property, end to end; the real data sets are fetched once)"
+	@$(BIN)/pytest -n 2 --dist worksteal
+
+lint: $(STAMP) ## check style
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(STAMP) ## check types strictly
+	@$(BIN)/mypy
+
+docs: $(STAMP) ## build the site into site/
+	@$(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
+
+docs-serve: $(STAMP) ## show the site while writing it
+	@$(BIN)/mkdocs serve
+
+clean: ## delete the environment, the runs and all caches
+	rm -rf .venv runs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
