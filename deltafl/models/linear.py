@@ -1,0 +1,29 @@
+"""Softmax regression: one linear layer on the flattened input, the convex model."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from deltafl.models.base import Classifier
+
+
+class Softmax(Classifier):
+    """Softmax regression.
+
+    Its representation is the flattened input itself, so MOON's contrast is a constant for it.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(math.prod(shape), classes)
+
+    def represent(self, inputs: Tensor) -> Tensor:
+        """Return the flattened input."""
+        return inputs.flatten(1)
+
+    def classify(self, representation: Tensor) -> Tensor:
+        """Return the logits of a flattened input."""
+        logits: Tensor = self.head(representation)
+        return logits

@@ -1,0 +1,137 @@
+"""ResNet-18 and ResNet-50 for small images, the CIFAR models of the paper (Section 4).
+
+He et al. 2016 with the stem that 32x32 images call for: a 3x3 convolution of stride 1 and no
+max-pool, so that the four stages see 32, 16, 8 and 4 pixels. The paper's code normalises with
+BatchNorm; group norm is offered because it keeps no running statistics, which clients with
+different data disagree about. BatchNorm cannot train on a single sample once the maps have
+shrunk to one pixel: there torch raises a ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+
+from deltafl.models.base import Classifier
+
+Norm = Literal["batch", "group"]
+NORMS: tuple[Norm, ...] = ("batch", "group")
+
+_MakeNorm = Callable[[int], nn.Module]
+
+
+def _norm(kind: Norm, width: int) -> _MakeNorm:
+    """Return the constructor of the normalisation of a network with `width` base channels."""
+    if kind == "batch":
+        return nn.BatchNorm2d
+    # Every layer has a multiple of `width` channels, so a divisor of `width` fits all of them.
+    # The usual 32 groups where they fit, and two channels a group at least: a group of one
+    # channel would be instance norm, which forgets how strong a channel is.
+    groups = max(1, math.gcd(64, width) // 2)
+    return lambda channels: nn.GroupNorm(groups, channels)
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    """Return a convolution that keeps the image size but for its stride; a norm follows it."""
+    return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
+
+
+class _Residual(nn.Module):
+    """relu(branch(x) + shortcut(x)); the shortcut is a 1x1 convolution where shapes differ."""
+
+    def __init__(
+        self, branch: nn.Module, inputs: int, outputs: int, stride: int, norm: _MakeNorm
+    ) -> None:
+        super().__init__()
+        self.branch = branch
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        total: Tensor = self.branch(maps) + self.shortcut(maps)
+        return total.relu()
+
+
+def _basic(inputs: int, channels: int, stride: int, norm: _MakeNorm) -> _Residual:
+    """Return the block of ResNet-18: two 3x3 convolutions."""
+    branch = nn.Sequential(
+        _conv(inputs, channels, 3, stride),
+        norm(channels),
+        nn.ReLU(),
+        _conv(channels, channels, 3),
+        norm(channels),
+    )
+    return _Residual(branch, inputs, channels, stride, norm)
+
+
+def _bottleneck(inputs: int, channels: int, stride: int, norm: _MakeNorm) -> _Residual:
+    """Return the block of ResNet-50: 1x1, 3x3 and 1x1 convolutions, four times wider outside."""
+    branch = nn.Sequential(
+        _conv(inputs, channels, 1),
+        norm(channels),
+        nn.ReLU(),
+        _conv(channels, channels, 3, stride),
+        norm(channels),
+        nn.ReLU(),
+        _conv(channels, 4 * channels, 1),
+        norm(4 * channels),
+    )
+    return _Residual(branch, inputs, 4 * channels, stride, norm)
+
+
+class ResNet(Classifier):
+    """A residual network of four stages; the subclasses say which blocks, and how many."""
+
+    _block: Callable[[int, int, int, _MakeNorm], _Residual]
+    _expansion: int
+    _depths: tuple[int, int, int, int]
+
+    def __init__(
+        self, shape: tuple[int, int, int], classes: int, width: int = 64, norm: Norm = "batch"
+    ) -> None:
+        super().__init__()
+        make_norm = _norm(norm, width)
+        self.stem = nn.Sequential(_conv(shape[0], width, 3), make_norm(width), nn.ReLU())
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage, depth in enumerate(self._depths):
+            channels = width * 2**stage
+            for index in range(depth):
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(type(self)._block(inputs, channels, stride, make_norm))
+                inputs = channels * self._expansion
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def represent(self, inputs: Tensor) -> Tensor:
+        """Return the maps of the last stage, averaged over the pixels."""
+        maps: Tensor = self.blocks(self.stem(inputs))
+        return maps.mean(dim=(2, 3))
+
+    def classify(self, representation: Tensor) -> Tensor:
+        """Return the logits of averaged maps."""
+        logits: Tensor = self.head(representation)
+        return logits
+
+
+class ResNet18(ResNet):
+    """ResNet-18: 11,173,962 parameters for 3-channel images and 10 classes."""
+
+    _block = staticmethod(_basic)
+    _expansion = 1
+    _depths = (2, 2, 2, 2)
+
+
+class ResNet50(ResNet):
+    """ResNet-50: 23,520,842 parameters for 3-channel images and 10 classes."""
+
+    _block = staticmethod(_bottleneck)
+    _expansion = 4
+    _depths = (3, 4, 6, 3)
