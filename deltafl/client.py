@@ -1,0 +1,153 @@
+"""One client's local work: the only definition of it (Algorithm 1, lines 5 to 11).
+
+A client turns (global weights, its samples, its memory, a seed) into (its weights, its number of
+samples, metrics, its memory). Every engine calls exactly `train`, so the same inputs give the same
+bits wherever a client runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, cast, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deltafl import optim
+from deltafl.data.augment import Augmentation, unchanged
+from deltafl.data.dataset import Samples
+from deltafl.models import Classifier
+from deltafl.objective import Objective
+from deltafl.seeding import derive, numpy_generator, torch_generator
+
+
+@runtime_checkable
+class AdaptiveOptimizer(Protocol):
+    """An optimizer that finds its own step sizes and can tell them."""
+
+    recording: bool
+    records: Sequence[optim.StepRecord]
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What every client of a run does in a round."""
+
+    objective: Objective
+    optimizer: str
+    lr: float | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    epochs: int = 1
+    batch_size: int = 64
+    augment: Augmentation = unchanged
+    record_step_sizes: bool = False
+
+
+@dataclass(frozen=True)
+class ClientMetrics:
+    """How a client's round went. `steps` holds the step-size record where one was asked for."""
+
+    loss: float
+    step_size: float
+    steps: tuple[optim.StepRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What a client sends back. `weights` are the model's own tensors: use them before its next
+    round overwrites them.
+    """
+
+    weights: Mapping[str, Tensor]
+    samples: int
+    metrics: ClientMetrics
+
+
+def train(
+    model: Classifier,
+    work: LocalWork,
+    weights: Mapping[str, Tensor],
+    samples: Samples,
+    memory: Mapping[str, Tensor] | None,
+    seed: int,
+    progress: float,
+) -> ClientUpdate:
+    """Train `model` from the global `weights` on one client's samples.
+
+    `memory` is what the client kept from its last round (its weights, for objectives that
+    remember), `progress` the share of the rounds that is done, for schedules over rounds.
+    """
+    device = next(model.parameters()).device
+    with one_thread(), isolated_randomness(derive(seed, "torch"), device):
+        model.load_state_dict(weights)
+        model.train()
+        loss_of = work.objective.start(model, weights, memory)
+        optimizer = optim.build(
+            work.optimizer, model.parameters(), lr=work.lr, options=work.options, progress=progress
+        )
+        if isinstance(optimizer, AdaptiveOptimizer):
+            optimizer.recording = True
+        augmenting = torch_generator(seed, "augment")
+        losses = []
+        for index in batches(len(samples), work.epochs, work.batch_size, seed):
+            inputs, labels = samples.batch(index)
+            inputs = work.augment(inputs, augmenting).to(device)
+            labels = labels.to(device)
+
+            def closure(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(inputs, labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss.detach()
+
+            # torch types a closure's loss as float, and hands on whatever it returns.
+            losses.append(cast(Tensor, optimizer.step(closure)))  # type: ignore[arg-type]
+    metrics = _metrics(torch.stack(losses), optimizer, work.record_step_sizes)
+    return ClientUpdate(model.state_dict(), len(samples), metrics)
+
+
+def batches(samples: int, epochs: int, batch_size: int, seed: int) -> Iterator[Tensor]:
+    """Yield the samples of each local step: K = floor(E n / b) batches, at least one.
+
+    The epochs' permutations form one stream that is cut into batches, so no epoch loses its
+    remainder. A client with fewer samples than a batch uses all it has.
+    """
+    generator = numpy_generator(seed, "batches")
+    stream = np.concatenate([generator.permutation(samples) for _ in range(epochs)])
+    steps = max(1, len(stream) // batch_size)
+    for step in range(steps):
+        yield torch.from_numpy(stream[step * batch_size : (step + 1) * batch_size])
+
+
+def _metrics(losses: Tensor, optimizer: torch.optim.Optimizer, record: bool) -> ClientMetrics:
+    loss = float(losses.mean())
+    if not isinstance(optimizer, AdaptiveOptimizer):
+        return ClientMetrics(loss, float(optimizer.param_groups[0]["lr"]))
+    steps = tuple(optimizer.records)
+    mean = sum(step.eta for step in steps) / len(steps)
+    return ClientMetrics(loss, mean, steps if record else ())
+
+
+@contextmanager
+def isolated_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global randomness (dropout draws from it) and put it back afterwards."""
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: a sum that is split over threads has other bits."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

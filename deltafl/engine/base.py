@@ -1,0 +1,103 @@
+"""What an engine is: a place where client work runs.
+
+An engine is opened with a `Setup`, then trains the sampled clients of a round and evaluates the
+global weights. It never decides anything: which clients, which weights and which seeds come from
+above, so every engine computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from deltafl.client import ClientUpdate, LocalWork
+from deltafl.data.dataset import Dataset
+from deltafl.data.partition import Partition
+
+# Evaluation goes in chunks of fixed size, summed in order: the same bits however many
+# processes share them.
+EVALUATION_CHUNK = 250
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything a process needs to do the work of any client of a run."""
+
+    dataset: Dataset
+    partition: Partition
+    model: str
+    width: int | None
+    norm: str | None
+    work: LocalWork
+    seed: int
+    device: str = "cpu"
+    held_out: npt.NDArray[np.int64] | None = None  # training rows to evaluate on, not the test set
+
+    @property
+    def evaluated(self) -> int:
+        """How many samples an evaluation uses."""
+        return len(self.dataset.test) if self.held_out is None else len(self.held_out)
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """One client's work in one round. Memories are files, so that they outlive a process."""
+
+    client: int
+    round: int
+    progress: float
+    recall: Path | None = None
+    remember: Path | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the global weights do on the test set."""
+
+    accuracy: float
+    loss: float
+
+
+class Engine(Protocol):
+    """Where client work runs. Use it as a context manager, so that it leaves nothing behind."""
+
+    def __enter__(self) -> Engine:
+        """Return the engine itself."""
+
+    def __exit__(self, *exc: object) -> None:
+        """Release everything the engine holds."""
+
+    def open(self, setup: Setup) -> None:
+        """Prepare for the clients of a run; an engine may be opened again for the next run."""
+
+    def train(
+        self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]
+    ) -> Iterator[ClientUpdate]:
+        """Yield the clients' updates in the order of `tasks`.
+
+        An update's weights are valid until the next update is asked for.
+        """
+
+    def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
+        """Evaluate the global weights on all samples held for that."""
+
+
+def chunks(samples: int) -> list[tuple[int, int]]:
+    """Return the chunks of an evaluation as (start, stop)."""
+    return [
+        (start, min(start + EVALUATION_CHUNK, samples))
+        for start in range(0, samples, EVALUATION_CHUNK)
+    ]
+
+
+def total(parts: Sequence[tuple[int, float]], samples: int) -> Evaluation:
+    """Add up (correct, summed loss) of the chunks, in order."""
+    correct = sum(part[0] for part in parts)
+    loss = sum(part[1] for part in parts)
+    return Evaluation(correct / samples, loss / samples)

@@ -1,0 +1,95 @@
+"""A worker process: `python -m deltafl.engine.worker FD` serves client work over a socket pair."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+import traceback
+from multiprocessing import connection, reduction
+
+import torch
+
+from deltafl.engine.base import ClientTask, Setup
+from deltafl.engine.shared import Layout, SharedMemory, copy_into, unpack
+from deltafl.engine.workbench import Workbench
+from deltafl.errors import UserError
+
+
+class Desk:
+    """A workbench, and the places in shared memory that it reads from and writes to."""
+
+    def __init__(self, setup: Setup, layout: Layout, memory: SharedMemory) -> None:
+        self._bench = Workbench(setup)
+        self._layout = layout
+        self._memory = memory
+        self._global = layout.views(memory.bytes)
+
+    def train(self, task: ClientTask, slot: int) -> object:
+        """Run a client and leave its weights in the slot."""
+        try:
+            update = self._bench.train(self._global, task)
+        except UserError:
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"client {task.client} failed in round {task.round}: {error}\n"
+                f"{traceback.format_exc()}"
+            ) from None
+        place = self._layout.views(self._memory.bytes, (slot + 1) * self._layout.size)
+        copy_into(place, update.weights)
+        return update.samples, update.metrics
+
+    def evaluate(self, start: int, stop: int, _slot: int) -> object:
+        """Evaluate a chunk of the test set."""
+        return self._bench.evaluate(self._global, start, stop)
+
+
+def serve(link: connection.Connection) -> None:
+    """Answer messages until the main process closes the connection or is gone."""
+    desk: Desk | None = None
+    refused: Exception | None = None
+    while True:
+        try:
+            kind, *arguments = pickle.loads(link.recv_bytes())
+            if kind == "open":
+                try:
+                    desk, refused = _take_up(link, *arguments), None
+                except (EOFError, ConnectionResetError):
+                    raise
+                except Exception as error:
+                    desk, refused = None, error
+                continue
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            if desk is None:
+                raise refused or RuntimeError("the worker was not opened")
+            answer: tuple[bool, object] = True, getattr(desk, kind)(*arguments)
+        except Exception as error:
+            answer = False, error
+        try:
+            link.send_bytes(pickle.dumps(answer))
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _take_up(
+    link: connection.Connection, content: bytes, data_layout: Layout, layout: Layout, *sizes: int
+) -> Desk:
+    """Receive the shared memory that belongs to an "open" message, and set the desk up."""
+    data, weights = (SharedMemory(reduction.recv_handle(link), size) for size in sizes)
+    for memory in (data, weights):
+        memory.close()  # the mapping stays
+    return Desk(unpack(content, data_layout, data), layout, weights)
+
+
+def main() -> None:
+    """Serve on the file descriptor given on the command line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
+    torch.set_num_threads(1)
+    serve(connection.Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The multi-process engine: one worker a core, each with one thread.
+
+The global weights and the clients' weights travel through shared memory, everything else through a
+socket pair. A worker that dies is replaced and its client runs again; since a client's work depends
+on nothing but its inputs, the bits stay the same. Workers end by themselves when the main process
+does, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, reduction
+from typing import Any
+
+from torch import Tensor
+
+from deltafl.client import ClientUpdate
+from deltafl.engine.base import ClientTask, Evaluation, Setup, chunks, total
+from deltafl.engine.shared import Layout, SharedMemory, copy_into, pack
+from deltafl.engine.workbench import build_model
+from deltafl.errors import UserError
+
+# A finished client waits in its slot until all before it are taken; more slots than workers keep
+# the workers busy when clients differ in size.
+SLOTS_PER_WORKER = 4
+MAX_TRIES = 3
+
+
+@dataclass
+class Job:
+    """A piece of work on its way: its place in the order, what to send, and where it writes."""
+
+    order: int
+    message: tuple[Any, ...]
+    slot: int = -1
+    tries: int = 0
+
+
+class Worker:
+    """A process, the connection to it, and the job it is doing."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "deltafl.engine.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self.connection = connection.Connection(ours.detach())
+        self.job: Job | None = None
+
+    def open(self, run: _Run) -> None:
+        """Hand the worker a run's set-up and the shared memory."""
+        self.send("open", run.content, run.data_layout, run.layout, run.data.size, run.memory.size)
+        for memory in (run.data, run.memory):
+            reduction.send_handle(self.connection, memory.fd, self.process.pid)
+
+    def send(self, *message: object) -> None:
+        """Send plain pickle: the connection's own would share tensors through named sockets."""
+        self.connection.send_bytes(pickle.dumps(message))
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Run:
+    """What all workers share of a run: its set-up, and places for weights."""
+
+    def __init__(self, setup: Setup, slots: int) -> None:
+        self.content, self.data_layout, self.data = pack(setup)
+        self.layout = Layout.of(build_model(setup).state_dict())
+        # The first place is the global weights', the others are the clients'.
+        self.memory = SharedMemory.create(self.layout.size * (slots + 1))
+        self.weights, *self.slots = (
+            self.layout.views(self.memory.bytes, place * self.layout.size)
+            for place in range(slots + 1)
+        )
+        self.chunks = chunks(setup.evaluated)
+
+    def close(self) -> None:
+        self.data.close()
+        self.memory.close()
+
+
+class WorkersEngine:
+    """Spreads the clients of a round over worker processes."""
+
+    def __init__(self, workers: int = 0) -> None:
+        self._count = workers or available_cores()
+        self._workers: list[Worker] = []
+        self._run: _Run | None = None
+
+    def __enter__(self) -> WorkersEngine:
+        # Started before anything else, so that they import torch while the data is loaded.
+        self._workers = [Worker() for _ in range(self._count)]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+    def open(self, setup: Setup) -> None:
+        """Send the run to the workers and lay out the shared memory for its model."""
+        if self._run is not None:
+            self._run.close()
+        self._run = _Run(setup, SLOTS_PER_WORKER * self._count)
+        for worker in self._workers:
+            worker.open(self._run)
+
+    def train(
+        self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]
+    ) -> Iterator[ClientUpdate]:
+        """Yield the clients' updates in the order of `tasks`."""
+        run = self._opened()
+        copy_into(run.weights, weights)
+        for slot, (samples, metrics) in self._stream([("train", task) for task in tasks]):
+            yield ClientUpdate(run.slots[slot], samples, metrics)
+
+    def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
+        """Evaluate the global weights on all samples held for that."""
+        run = self._opened()
+        copy_into(run.weights, weights)
+        jobs = [("evaluate", *chunk) for chunk in run.chunks]
+        return total([part for _, part in self._stream(jobs)], run.chunks[-1][1])
+
+    def _opened(self) -> _Run:
+        if self._run is None:
+            raise RuntimeError("open the engine for a run before using it")
+        return self._run
+
+    def _stream(self, messages: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """Yield (slot, answer) of every message in order, whichever worker finishes first.
+
+        Jobs are handed out in order and a job keeps its slot until it is taken, so the next one
+        in order is always at work or done: waiting for it cannot block for ever.
+        """
+        waiting = deque(Job(order, message) for order, message in enumerate(messages))
+        free = list(range(len(self._opened().slots)))
+        answers: dict[int, tuple[int, Any]] = {}
+        try:
+            for order in range(len(messages)):
+                while order not in answers:
+                    self._hand_out(waiting, free)
+                    for job, ok, answer in self._collect(waiting):
+                        if not ok:
+                            raise answer
+                        answers[job.order] = job.slot, answer
+                self._hand_out(waiting, free)
+                slot, answer = answers.pop(order)
+                yield slot, answer
+                free.append(slot)
+        finally:
+            # Whoever stopped listening, the workers finish what they have begun.
+            waiting.clear()
+            while any(worker.job for worker in self._workers):
+                for _ in self._collect(waiting):
+                    pass
+
+    def _hand_out(self, waiting: deque[Job], free: list[int]) -> None:
+        """Give idle workers the next jobs, as long as there are slots."""
+        for place, worker in enumerate(self._workers):
+            if worker.job is None and waiting and (waiting[0].slot >= 0 or free):
+                job = waiting.popleft()
+                if job.slot < 0:
+                    job.slot = free.pop()
+                worker.job = job
+                try:
+                    worker.send(*job.message, job.slot)
+                except OSError:
+                    self._replace(place, waiting)
+
+    def _collect(self, waiting: deque[Job]) -> Iterator[tuple[Job, bool, Any]]:
+        """Wait for at least one answer or death, and yield the answers."""
+        busy = {w.connection: i for i, w in enumerate(self._workers) if w.job is not None}
+        for ready in connection.wait(list(busy)):
+            place = busy[ready]  # type: ignore[index]
+            worker = self._workers[place]
+            try:
+                ok, answer = pickle.loads(worker.connection.recv_bytes())
+            except (EOFError, OSError):
+                self._replace(place, waiting)
+                continue
+            job, worker.job = worker.job, None
+            assert job is not None
+            yield job, ok, answer
+
+    def _replace(self, place: int, waiting: deque[Job]) -> None:
+        """Put a new worker where one has died, and its job back to the front."""
+        dead = self._workers[place]
+        dead.close()
+        replacement = self._workers[place] = Worker()
+        replacement.open(self._opened())
+        if (job := dead.job) is None:
+            return
+        job.tries += 1
+        if job.tries >= MAX_TRIES:
+            what = f"client {job.message[1].client}" if job.message[0] == "train" else "testing"
+            raise UserError(
+                f"a worker died {MAX_TRIES} times on {what} (exit code "
+                f"{dead.process.returncode}): perhaps out of memory; use fewer --engine.workers"
+            )
+        waiting.appendleft(job)

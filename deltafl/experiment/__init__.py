@@ -1,0 +1,9 @@
+"""The typed configuration of an experiment, and the rounds that run it."""
+
+from __future__ import annotations
+
+from deltafl.experiment.compare import Comparison, compare, tune
+from deltafl.experiment.config import Config
+from deltafl.experiment.run import Listener, Result, run
+
+__all__ = ["Comparison", "Config", "Listener", "Result", "compare", "run", "tune"]

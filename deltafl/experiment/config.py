@@ -1,0 +1,244 @@
+"""The typed configuration of an experiment: frozen, validated, unknown keys refused.
+
+It is read from TOML, every field can be overridden, and its hash names the run: two configurations
+with the same `identity` compute the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deltafl import data, models, objective, optim, server
+from deltafl.errors import UserError, unknown
+
+Number = bool | int | float
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Strict(BaseModel):
+    """A frozen section that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class FederationConfig(Strict):
+    """Who holds what, and who takes part."""
+
+    clients: Count = Field(100, description="number of clients")
+    samples: Count | tuple[Count, Count] | None = Field(
+        None, description="samples of a client: a number, or LOW HIGH; none: 500, or what there is"
+    )
+    partition: Literal["dirichlet", "iid"] = Field(
+        "dirichlet", description="how labels are spread over clients"
+    )
+    alpha: Positive = Field(0.1, description="Dirichlet concentration; small is heterogeneous")
+    replacement: bool = Field(False, description="whether clients may share samples")
+    participation: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.1, description="share of the clients in a round"
+    )
+
+    @property
+    def sampled(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, round(self.participation * self.clients))
+
+
+class ModelConfig(Strict):
+    """Variations of the task's model."""
+
+    width: Count | None = Field(None, description="channels (resnet) or hidden units (mlp)")
+    norm: Literal["batch", "group"] | None = Field(None, description="normalisation of a resnet")
+
+
+class ClientConfig(Strict):
+    """What a client does in a round."""
+
+    optimizer: str = Field("delta-sgd", description="a name of the catalog, or an import path")
+    lr: Positive | None = Field(None, description="learning rate (eta_0 of delta-sgd)")
+    options: dict[str, Number | str] = Field(
+        default_factory=dict, description="further arguments of the optimizer, as name=value"
+    )
+    objective: str = Field("cross-entropy", description="cross-entropy, fedprox or moon")
+    objective_options: dict[str, Finite] = Field(
+        default_factory=dict, description="arguments of the objective, as mu=1"
+    )
+    epochs: Count = Field(1, description="passes over the client's samples (E)")
+    batch_size: Count = Field(64, description="samples of a step (b)")
+    augment: Literal["none", "crop-flip"] | None = Field(
+        None, description="augmentation; none given: the data set's own"
+    )
+
+
+class ServerConfig(Strict):
+    """How the clients' weights become the next global weights."""
+
+    optimizer: str = Field("average", description="average, weighted-average, fedadam, ...")
+    weighting: Literal["equal", "samples"] | None = Field(
+        None, description="weight of a client; none given: the optimizer's own"
+    )
+    lr: Positive | None = Field(None, description="step size of the server's optimizer")
+    options: dict[str, Number] = Field(
+        default_factory=dict, description="further arguments of the server's optimizer"
+    )
+
+
+class RunConfig(Strict):
+    """How long, from which seed, and what is recorded."""
+
+    rounds: Count = Field(100, description="number of rounds (T)")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="all randomness follows it")
+    eval_every: Count = Field(1, description="rounds between two evaluations on the test set")
+    evaluate_on: Literal["test", "validation"] = Field(
+        "test", description="validation: a tenth of the training set, held out of the federation"
+    )
+    record_step_sizes: bool = Field(False, description="keep every client's step sizes")
+    device: str = Field("auto", description="auto, cpu, cuda, ...")
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = Field(
+        5.0, description="at most this much work is lost in a crash; 0: every round"
+    )
+
+
+class EngineConfig(Strict):
+    """Where client work runs. No choice here changes a bit of the result."""
+
+    kind: Literal["workers", "inline"] = Field(
+        "workers", description="processes of one thread each, or this process"
+    )
+    workers: Annotated[int, Field(ge=0, le=1024)] = Field(
+        0, description="number of processes; 0: one a core"
+    )
+
+
+class Config(Strict):
+    """A whole experiment."""
+
+    task: str = Field("digits-mlp", description="data set and model, as in fmnist-cnn")
+    federation: FederationConfig = FederationConfig()
+    model: ModelConfig = ModelConfig()
+    client: ClientConfig = ClientConfig()
+    server: ServerConfig = ServerConfig()
+    run: RunConfig = RunConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def dataset_name(self) -> str:
+        """The first part of the task."""
+        return self.task.partition("-")[0]
+
+    @property
+    def model_name(self) -> str:
+        """The second part of the task."""
+        return self.task.partition("-")[2]
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        if not self.model_name:
+            raise UserError(f"task {self.task!r} is not DATASET-MODEL, as in digits-mlp")
+        for kind, name, known in (
+            ("data set", self.dataset_name, data.names()),
+            ("model", self.model_name, models.names()),
+            ("server optimizer", self.server.optimizer, server.names()),
+        ):
+            if name not in known:
+                raise unknown(kind, name, known)
+        optim.lookup(self.client.optimizer)
+        objective.build(self.client.objective, self.client.objective_options)
+        return self
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the result: not where it runs, nor how often it is saved."""
+        return self.model_dump(
+            mode="json", exclude={"engine": True, "run": {"checkpoint_seconds": True}}
+        )
+
+    @property
+    def hash(self) -> str:
+        """A short name for the identity."""
+        text = json.dumps(self.identity, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def run_name(self) -> str:
+        """A folder name: readable first, then the hash that makes it unique."""
+        federation = self.federation
+        spread = "iid" if federation.partition == "iid" else f"a{federation.alpha:g}"
+        optimizer = self.client.optimizer.replace(":", ".").rpartition(".")[2]
+        return f"{self.task}-{spread}-{optimizer}-s{self.run.seed}-{self.hash}"
+
+    def override(self, **changes: Any) -> Config:
+        """Return a copy with dotted fields changed: `override(**{"run.seed": 1})`."""
+        tree = self.model_dump()
+        for path, value in changes.items():
+            set_path(tree, path, value)
+        return validated(Config, tree, "the configuration")
+
+    def to_toml(self) -> str:
+        """Return the whole configuration as TOML; fields that are none are left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file into a tree that `validated` accepts."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no configuration at {path}: give the path of a TOML file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"cannot read the configuration {path}: {error}") from None
+
+
+def set_path(tree: dict[str, Any], path: str, value: object) -> None:
+    """Set a dotted path in a nested dict, making the sections on the way."""
+    *sections, key = path.split(".")
+    for section in sections:
+        inner = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise UserError(f"{path}: {section!r} is a value, not a section")
+        tree = inner
+    tree[key] = value
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], tree: Mapping[str, Any], where: str) -> Model:
+    """Build `model` from a tree, or say in one line what is wrong with it and where."""
+    try:
+        return model.model_validate(tree)
+    except ValidationError as invalid:
+        # A union reports every member that failed; the first error is the clearest.
+        error = invalid.errors(include_url=False)[0]
+    except RecursionError:
+        raise UserError(f"{where} is nested too deeply") from None
+    path = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        known = list(_section(model, path[:-1]))
+        near = get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        raise UserError(f"unknown key {'.'.join(path)!r} in {where}: {hint}")
+    while len(path) > 1 and path[-1] not in _section(model, path[:-1]):
+        path.pop()  # the names of a union's members
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    raise UserError(f"{'.'.join(path)} in {where} {message} (it is {error['input']!r})")
+
+
+def _section(model: type[BaseModel], path: list[str]) -> Mapping[str, Any]:
+    """Return the fields of a nested section, or nothing where the path leads to a value."""
+    for name in path:
+        inner = model.model_fields[name].annotation if name in model.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return {}
+        model = inner
+    return model.model_fields

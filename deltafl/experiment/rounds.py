@@ -1,0 +1,183 @@
+"""The round loop: sample clients, run their work, aggregate, evaluate (Algorithm 1).
+
+The loop has no side effects of its own; whoever iterates over it records, saves and shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltafl import tensorfile
+from deltafl.client import ClientMetrics
+from deltafl.engine import ClientTask, Engine, Evaluation, Setup
+from deltafl.engine.workbench import build_model
+from deltafl.errors import UserError
+from deltafl.experiment.config import Config
+from deltafl.experiment.federation import sample_clients
+from deltafl.experiment.memory import ClientMemory
+from deltafl.server import Server, problem, trainable_names, weights_of
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in a round; rounds count from 1."""
+
+    round: int
+    clients: int
+    evaluation: Evaluation | None
+    train_loss: float | None
+    step_size: float | None
+    seconds: float
+    refused: Mapping[int, str] = field(default_factory=dict)
+    steps: Mapping[int, ClientMetrics] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """Return the report as a row of metrics.jsonl."""
+        row: dict[str, Any] = {
+            "round": self.round,
+            "test_accuracy": self.evaluation and self.evaluation.accuracy,
+            "test_loss": self.evaluation and self.evaluation.loss,
+            "train_loss": self.train_loss,
+            "step_size": self.step_size,
+            "clients": self.clients,
+            "seconds": round(self.seconds, 4),
+        }
+        if self.refused:
+            row["refused"] = dict(self.refused)
+        if self.steps:
+            row["steps"] = {
+                client: {
+                    name: [getattr(step, name) for step in metrics.steps]
+                    for name in ("smoothness", "growth", "eta", "theta")
+                }
+                for client, metrics in self.steps.items()
+            }
+        return row
+
+
+class Rounds:
+    """The state of a run between two rounds, and the step from one to the next."""
+
+    def __init__(self, config: Config, setup: Setup, engine: Engine) -> None:
+        self.config = config
+        self.done = 0
+        self._engine = engine
+        self.remembers = setup.work.objective.remembers
+        model = build_model(setup)
+        self._trainable = trainable_names(model)
+        self.server = self._serve(weights_of(model))
+        engine.open(setup)
+
+    def _serve(self, weights: Mapping[str, Tensor]) -> Server:
+        chosen = self.config.server
+        return Server(
+            chosen.optimizer,
+            weights,
+            self._trainable,
+            lr=chosen.lr,
+            options=chosen.options,
+            weighting=chosen.weighting,
+        )
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The current global weights."""
+        return self.server.weights
+
+    def run(self, memory: ClientMemory | None = None) -> Iterator[RoundReport]:
+        """Run the rounds that are left, yielding after each."""
+        while self.done < self.config.run.rounds:
+            yield self._round(self.done + 1, memory)
+
+    def _round(self, number: int, memory: ClientMemory | None) -> RoundReport:
+        start = time.perf_counter()
+        run = self.config.run
+        clients = sample_clients(self.config, number)
+        tasks = [self._task(client, number, memory) for client in clients]
+        collected = self.server.start_round()
+        refused: dict[int, str] = {}
+        metrics: dict[int, ClientMetrics] = {}
+        for task, update in zip(tasks, self._engine.train(self.weights, tasks), strict=True):
+            reason = problem(update.weights, self.weights)
+            if reason is None:
+                collected.add(update.weights, self.server.client_weight(update.samples))
+                metrics[task.client] = update.metrics
+            else:
+                refused[task.client] = reason
+            if memory is not None and task.remember is not None:
+                memory.kept(task.client, number)
+        if metrics:  # a round with no usable update keeps the old weights
+            self.server.finish_round(collected.result())
+        evaluation = None
+        if number % run.eval_every == 0 or number == run.rounds:
+            evaluation = self._engine.evaluate(self.weights)
+        self.done = number
+        return RoundReport(
+            round=number,
+            clients=len(clients),
+            evaluation=evaluation,
+            train_loss=_mean([m.loss for m in metrics.values()]),
+            step_size=_mean([m.step_size for m in metrics.values()]),
+            seconds=time.perf_counter() - start,
+            refused=refused,
+            steps=metrics if run.record_step_sizes else {},
+        )
+
+    def _task(self, client: int, number: int, memory: ClientMemory | None) -> ClientTask:
+        progress = (number - 1) / self.config.run.rounds
+        if memory is None or not self.remembers:
+            return ClientTask(client, number, progress)
+        return ClientTask(
+            client,
+            number,
+            progress,
+            recall=memory.recall(client, number),
+            remember=memory.remember(client, number),
+        )
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all that the next round depends on, as tensors and JSON."""
+        tensors = {f"weights/{name}": value for name, value in self.weights.items()}
+        tensors |= {f"server/{name}": v for name, v in self.server.state_tensors().items()}
+        return tensors, {"round": self.done, "run": self.config.hash}
+
+    def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned."""
+        weights = _below("weights/", tensors)
+        done = about.get("round")
+        reason = problem(weights, self.weights)
+        if about.get("run") != self.config.hash:
+            reason = "it belongs to another run"
+        elif not isinstance(done, int) or not 0 <= done <= self.config.run.rounds:
+            reason = f"it claims to be of round {done!r}"
+        if reason is not None:
+            raise UserError(f"the checkpoint does not fit this run ({reason}): delete it")
+        self.server = self._serve(weights)
+        self.server.load_state_tensors(_below("server/", tensors))
+        self.done = int(about["round"])
+
+    def weights_sha256(self) -> str:
+        """Return the checksum that two equal runs share."""
+        return tensorfile.digest(self.weights)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    """Return the mean, or None where there is none or it is no number (JSON has no NaN)."""
+    if not values:
+        return None
+    mean = sum(values) / len(values)
+    return mean if torch.isfinite(torch.tensor(mean)) else None

@@ -1,0 +1,164 @@
+"""A run folder: config.toml, metrics.jsonl, summary.json and a checkpoint.
+
+Every file appears whole or not at all, except metrics.jsonl, which grows by a row a round; rows
+past the checkpoint are dropped when a run is resumed, so it holds every round exactly once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from deltafl import tensorfile
+from deltafl.errors import UserError
+from deltafl.experiment.config import Config, read_toml, validated
+from deltafl.experiment.rounds import RoundReport, Rounds
+
+CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+CHECKPOINT, MEMORY = "checkpoint.safetensors", "memory"
+
+
+class RunFolder:
+    """The files of one run, locked while the run goes on."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path = path
+        self.config = config
+        self._saved = time.monotonic()
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the folder for this configuration alone; refuse one that holds another run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with _locked(self.path):
+            place = self.path / CONFIG
+            if place.exists():
+                self._check_same(place)
+            elif any(not _is_temporary(entry) for entry in self.path.iterdir()):
+                raise UserError(
+                    f"{self.path} is neither empty nor a run folder: choose another --out"
+                )
+            else:
+                tensorfile.write_atomically(place, self.config.to_toml().encode())
+            for stray in filter(_is_temporary, self.path.iterdir()):
+                stray.unlink()
+            yield
+
+    def _check_same(self, place: Path) -> None:
+        there = validated(Config, read_toml(place), str(place)).identity
+        here = self.config.identity
+        if there != here:
+            name, old, new = next(_differences(there, here))
+            raise UserError(
+                f"{self.path} holds another run ({name} is {old!r} there, {new!r} here): "
+                "choose another --out, or delete it"
+            )
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the summary of a finished run, or None."""
+        place = self.path / SUMMARY
+        if not place.exists():
+            return None
+        try:
+            summary = json.loads(place.read_text(encoding="utf-8"))
+            if isinstance(summary, dict) and isinstance(summary.get("weights_sha256"), str):
+                return summary
+        except (ValueError, RecursionError):
+            pass
+        raise UserError(f"{place} is damaged: delete it, and the run finishes again")
+
+    def resume(self, rounds: Rounds) -> None:
+        """Put the rounds where the checkpoint is, and drop metrics of later rounds."""
+        place = self.path / CHECKPOINT
+        if place.exists():
+            rounds.load_state(*tensorfile.load(place))
+        metrics = self.path / METRICS
+        kept = [row for row in read_metrics(metrics) if row["round"] <= rounds.done]
+        if [row["round"] for row in kept] != list(range(1, rounds.done + 1)):
+            raise UserError(
+                f"{metrics} does not have every round up to the checkpoint's ({rounds.done}): "
+                f"delete {self.path} and start the run again"
+            )
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        tensorfile.write_atomically(metrics, text.encode())
+
+    def record(self, report: RoundReport) -> None:
+        """Append a round to metrics.jsonl."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(report.row()) + "\n")
+
+    def checkpoint_due(self, report: RoundReport) -> bool:
+        """Whether so much work has been done that it should be saved."""
+        run = self.config.run
+        elapsed = time.monotonic() - self._saved
+        return report.round == run.rounds or elapsed >= run.checkpoint_seconds
+
+    def checkpoint(self, rounds: Rounds) -> None:
+        """Save everything the next round depends on."""
+        tensorfile.save(self.path / CHECKPOINT, *rounds.state())
+        self._saved = time.monotonic()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary; its presence says that the run is done."""
+        text = json.dumps(summary, indent=2) + "\n"
+        tensorfile.write_atomically(self.path / SUMMARY, text.encode())
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl; a last row that was cut short is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is partial
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                raise ValueError("not a row")
+        except (ValueError, RecursionError):
+            raise UserError(
+                f"{path}, line {number}, is damaged: delete {path.parent} and start the run again"
+            ) from None
+        rows.append(row)
+    return rows
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def _differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    for key in here:
+        old, new = there.get(key), here[key]
+        if isinstance(old, dict) and isinstance(new, dict) and key not in ("options",):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key}", old, new
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against a second run; the lock dies with the process and leaves no file."""
+    try:
+        import fcntl  # noqa: PLC0415  (not on every platform)
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process is running in {folder}: wait for it, or choose another --out"
+            ) from None
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from deltafl import Config
+from deltafl.engine import ClientTask, InlineEngine, WorkersEngine
+from deltafl.engine.workbench import build_model
+from deltafl.experiment.federation import build_setup
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Workers take a second or two to start: all tests share them."""
+    with InlineEngine() as inline, WorkersEngine(1) as one, WorkersEngine(3) as three:
+        yield {"inline": inline, "one": one, "three": three}
+
+
+def opened(engine, config: Config):
+    setup = build_setup(config)
+    engine.open(setup)
+    return {name: value.clone() for name, value in build_model(setup).state_dict().items()}
+
+
+def outcome(engine, config: Config, tasks):
+    weights = opened(engine, config)
+    updates = []
+    for update in engine.train(weights, tasks):
+        values = {name: value.clone() for name, value in update.weights.items()}
+        updates.append((values, update.samples, update.metrics))
+    return updates, engine.evaluate(weights)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "objective", "task"),
+    [
+        ("delta-sgd", "cross-entropy", "digits-mlp"),
+        ("delta-sgd-reused", "fedprox", "digits-mlp"),
+        ("adam", "cross-entropy", "digits-softmax"),
+        ("sps", "moon", "digits-mlp"),
+    ],
+)
+def test_every_engine_gives_the_same_bits_in_the_same_order(
+    engines, small, optimizer, objective, task
+):
+    config = small.override(
+        **{
+            "task": task,
+            "federation.samples": (5, 60),
+            "client.optimizer": optimizer,
+            "client.objective": objective,
+            "run.record_step_sizes": True,
+        }
+    )
+    # More clients than slots, in an order of their own.
+    tasks = [ClientTask(client % 6, 1 + client // 6, 0.0) for client in range(30)]
+    expected, evaluation = outcome(engines["inline"], config, tasks)
+    for name in ("one", "three"):
+        updates, other = outcome(engines[name], config, tasks)
+        assert other == evaluation
+        for (weights, samples, metrics), (want, n, wanted) in zip(updates, expected, strict=True):
+            assert all(torch.equal(weights[key], want[key]) for key in want)
+            assert (samples, metrics) == (n, wanted)
+
+
+def test_memories_travel_as_files(engines, small, tmp_path: Path):
+    config = small.override(**{"client.objective": "moon", "task": "digits-mlp"})
+    paths = {}
+    for name, engine in engines.items():
+        paths[name] = tmp_path / f"{name}.safetensors"
+        (update,) = outcome(engine, config, [ClientTask(0, 1, 0.0, remember=paths[name])])[0]
+        again = ClientTask(0, 2, 0.0, recall=paths[name])
+        (second,) = outcome(engine, config, [again])[0]
+        first_time = outcome(engine, config, [ClientTask(0, 2, 0.0)])[0][0]
+        assert any(not torch.equal(second[0][key], first_time[0][key]) for key in second[0])
+        assert update[1] == 30
+    contents = {path.read_bytes() for path in paths.values()}
+    assert len(contents) == 1
+
+
+def test_a_killed_worker_is_replaced_and_the_bits_stay(small):
+    tasks = [ClientTask(client, 1, 0.0) for client in range(6)]
+    with InlineEngine() as inline:
+        expected, _ = outcome(inline, small, tasks)
+    with WorkersEngine(2) as engine:
+        weights = opened(engine, small)
+        for round_ in range(3):
+            first = engine._workers[round_ % 2].process.pid
+            os.kill(first, signal.SIGKILL)
+            updates = [
+                {name: value.clone() for name, value in update.weights.items()}
+                for update in engine.train(weights, tasks)
+            ]
+            for got, (want, _, _) in zip(updates, expected, strict=True):
+                assert all(torch.equal(got[key], want[key]) for key in want)
+            assert engine._workers[round_ % 2].process.pid != first
+
+
+def test_a_failing_client_is_named_and_the_engine_stays_usable(engines, small):
+    engine = engines["three"]
+    weights = opened(engine, small)
+    good = [ClientTask(client, 1, 0.0) for client in range(4)]
+    with pytest.raises(RuntimeError, match="client 99 failed in round 7"):
+        list(engine.train(weights, [*good, ClientTask(99, 7, 0.0), *good]))
+    assert len(list(engine.train(weights, good))) == 4
+
+
+def test_an_abandoned_round_leaves_the_engine_usable(engines, small):
+    engine = engines["three"]
+    weights = opened(engine, small)
+    tasks = [ClientTask(client % 6, 1, 0.0) for client in range(20)]
+    updates = engine.train(weights, tasks)
+    next(updates)
+    updates.close()
+    assert len(list(engine.train(weights, tasks))) == 20
+
+
+def test_no_process_is_left_behind(small):
+    with WorkersEngine(2) as engine:
+        opened(engine, small)
+        pids = [worker.process.pid for worker in engine._workers]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
