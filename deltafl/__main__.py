@@ -1,0 +1,7 @@
+"""`python -m deltafl` is the command line."""
+
+import sys
+
+from deltafl.cli import main
+
+sys.exit(main())

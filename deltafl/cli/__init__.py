@@ -1,0 +1,58 @@
+"""The command line: `deltafl COMMAND [OPTIONS]`.
+
+Bad input is one line on standard error and exit code 2, never a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.markup import escape
+
+from deltafl.cli import compare, data, partition, run, tune
+from deltafl.cli.command import console
+from deltafl.errors import UserError, unknown
+from deltafl.version import __version__
+
+COMMANDS = {
+    command.name: command
+    for command in (run.COMMAND, compare.COMMAND, tune.COMMAND, partition.COMMAND, data.COMMAND)
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    words = sys.argv[1:] if words is None else words
+    try:
+        _dispatch(words)
+    except UserError as error:
+        print(f"deltafl: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("deltafl: stopped; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def _dispatch(words: Sequence[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        _help()
+    elif words[0] == "--version":
+        print(__version__)
+    elif words[0] in COMMANDS:
+        COMMANDS[words[0]](words[1:])
+    else:
+        raise unknown("command", words[0], COMMANDS)
+
+
+def _help() -> None:
+    console.print("[bold]deltafl COMMAND \\[OPTIONS][/]\n")
+    console.print("Federated learning whose clients tune their own step sizes.\n")
+    for command in COMMANDS.values():
+        console.print(f"  [cyan]{command.name:<10}[/] {escape(command.summary.split('. ')[0])}")
+    console.print("\nStart with [bold]deltafl run[/]; every command has --help.")

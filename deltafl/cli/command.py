@@ -1,0 +1,84 @@
+"""What the commands share: their options on top of the configuration, help, and the console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from deltafl.cli import arguments
+from deltafl.errors import UserError
+from deltafl.experiment.config import Config, read_toml, set_path, validated
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command: its options, what it does, and how it is used."""
+
+    name: str
+    summary: str
+    options: type[BaseModel]
+    run: Callable[[Any], None]
+    examples: tuple[str, ...]
+    positional: str = ""
+
+    def __call__(self, words: Sequence[str]) -> None:
+        """Read the words after the command's name and run it."""
+        if {"-h", "--help"} & set(words):
+            self.help()
+            return
+        self.run(read(self.options, words, self.positional))
+
+    def help(self) -> None:
+        """Print what the command does and every option with its default."""
+        usage = f"deltafl {self.name} {self.positional} [OPTIONS]".replace("  ", " ")
+        console.print(f"[bold]{escape(usage)}[/]\n\n{escape(self.summary)}\n")
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(style="dim", max_width=24)
+        table.add_column()
+        section = ""
+        for name, field in arguments.options(self.options):
+            if (head := name.rpartition(".")[0]) != section:
+                section = head
+                table.add_row("")
+            default = field.get_default(call_default_factory=True, validated_data={})
+            shown = "" if default in (None, PydanticUndefined, [], {}, ()) else f" \\[{default}]"
+            table.add_row(
+                f"--{name}",
+                escape(arguments.kind(field)),
+                f"{escape(field.description or '')}{shown}",
+            )
+        console.print(table)
+        console.print("\n[bold]Examples[/]")
+        for example in self.examples:
+            console.print(f"  {escape(example)}", soft_wrap=True)
+
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+def read(model: type[Options], words: Sequence[str], positional: str) -> Options:
+    """Build a command's options from a TOML file, if one is named, and the words."""
+    files, values = arguments.parse(model, words)
+    if len(files) > (1 if positional else 0):
+        raise UserError(f"unexpected {files[-1]!r}: options start with --, see --help")
+    tree = read_toml(Path(files[0])) if files else {}
+    for path, value in values.items():
+        set_path(tree, path, value)
+    where = f"{files[0]} and the command line" if files else "the command line"
+    return validated(model, tree, where)
+
+
+def config_of(options: Config) -> Config:
+    """Return the configuration without what only the command knows."""
+    return Config.model_validate(options.model_dump(include=set(Config.model_fields)))
