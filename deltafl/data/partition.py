@@ -1,10 +1,12 @@
 """Who holds what: the training set dealt to clients.
 
 Section 4 ("Datasets and models") and the appendix "Illustration of the degree of heterogeneity",
-after Hsu et al. 2019: client i draws q_i ~ Dir(alpha p), p being the class distribution of the
-training set, then each of its n_i labels from q_i, then a sample of each label. The appendix
-"Additional experiments using different number of local data per client" draws n_i uniformly
-from a range.
+after Hsu et al. 2019: client i draws q_i ~ Dir(alpha p), then each of its n_i labels from q_i,
+then a sample of each label. The prior p is the class distribution of the training set, scaled to
+a mean of 1: with equal classes Dir(alpha, ..., alpha). Only that gives what the appendix shows,
+clients close to IID at alpha = 1; with a p that sums to 1 they would hold two or three of ten
+classes there. The appendix "Additional experiments using different number of local data per
+client" draws n_i uniformly from a range.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ class Sizes:
 class Mixtures:
     """The class proportions of each client, q_i ~ Dir(alpha p), kept as logarithms.
 
-    For the paper's alpha = 0.01 and 100 classes the parameters are 1e-4, and nearly every
-    Gamma(1e-4) variate underflows to zero. Their logarithms do not: Gamma(a) has the law of
+    For the paper's alpha = 0.01 most Gamma(0.01) variates are below 1e-30 and many underflow to
+    zero, all of a client's at once for smaller alphas. Their logarithms do not: Gamma(a) has the law of
     Gamma(a + 1) U^(1/a), and the logarithm of a uniform U is minus an exponential variate.
     """
 
@@ -263,7 +265,7 @@ def make_partition(
         )
     rows = known.astype(np.int64)
     sizes = Sizes(low, high, seed)
-    prior = np.bincount(rows, minlength=classes) / len(rows)
+    prior = classes * np.bincount(rows, minlength=classes) / len(rows)
     mixtures = None if alpha is None else Mixtures(alpha, prior, seed)
     kind = DrawnPartition if replacement else DealtPartition
     return kind(rows, classes=classes, clients=clients, sizes=sizes, mixtures=mixtures, seed=seed)

@@ -130,8 +130,8 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
     """
     if "torch._dynamo" not in sys.modules:
         return hook
-    untraced: Callable[..., None] = torch.compiler.disable(hook)
-    return untraced
+    disable: Callable[[Callable[..., None]], Callable[..., None]] = torch.compiler.disable
+    return disable(hook)
 
 
 @contextmanager

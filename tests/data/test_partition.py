@@ -126,7 +126,7 @@ def test_running_out_has_the_law_of_drawing_one_label_after_another() -> None:
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
 def test_class_proportions_follow_the_clients_mixture(alpha: float, replacement: bool) -> None:
     labels = np.tile(np.arange(4), 50_000)
-    mixtures = Mixtures(alpha, np.full(4, 0.25), 11)
+    mixtures = Mixtures(alpha, np.ones(4), 11)
     partition = make_partition(
         labels,
         classes=4,
@@ -181,7 +181,16 @@ def test_smaller_alpha_means_fewer_classes_a_client() -> None:
         (partitions(alpha=alpha, replacement=True, clients=200).counts() > 0).sum(1).mean()
         for alpha in (0.01, 1.0, 100.0)
     ]
-    assert held[0] < 1.5 < held[1] < 8 < held[2]
+    assert held[0] < 2 < 6 < held[1] < 9.5 < held[2]
+
+
+def test_the_share_of_a_class_varies_as_a_dirichlet_with_alpha_for_every_class() -> None:
+    partition = partitions(alpha=0.5, replacement=True, clients=3000, samples=400)
+    shares = partition.counts() / 400
+    # Dir(a, ..., a) over ten classes; drawing 400 labels adds the multinomial's own variance.
+    mixture = 0.1 * 0.9 / (10 * 0.5 + 1)
+    wanted = mixture + (0.1 * 0.9 - mixture) / 400
+    np.testing.assert_allclose(shares.var(0), wanted, rtol=0.15)
 
 
 def test_classes_without_samples_are_never_drawn() -> None:
