@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from deltafl.data import Dataset
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from deltafl.errors import UserError
-from deltafl.experiment import Comparison, Config, Result, compare, run, tune
 from deltafl.optim import SPS, DeltaSGD
 from deltafl.version import __version__
+
+if TYPE_CHECKING:
+    from deltafl.data import Dataset
+    from deltafl.experiment import Comparison, Config, Result, compare, run, tune
 
 __all__ = [
     "SPS",
@@ -21,3 +26,25 @@ __all__ = [
     "run",
     "tune",
 ]
+
+# Loaded when first asked for: whoever only wants the optimizer, and every worker process, does
+# without pandas and pydantic.
+_LAZY = {
+    "Comparison": "deltafl.experiment",
+    "Config": "deltafl.experiment",
+    "Dataset": "deltafl.data",
+    "Result": "deltafl.experiment",
+    "compare": "deltafl.experiment",
+    "run": "deltafl.experiment",
+    "tune": "deltafl.experiment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'deltafl' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from deltafl import optim, report
+from deltafl import optim
 from deltafl.cli.command import Command, config_of, console
 from deltafl.cli.progress import RunProgress
 from deltafl.experiment import Config, compare
-from deltafl.experiment.compare import read_rates
+from deltafl.experiment.comparison import read_rates
 from deltafl.tensorfile import write_atomically
 
 
@@ -30,6 +30,8 @@ class CompareOptions(Config):
 
 def execute(options: CompareOptions) -> None:
     """Run what is missing, then write and show the table and the picture."""
+    from deltafl import report  # noqa: PLC0415  (altair is slow to import)
+
     rates = read_rates(options.learning_rates) if options.learning_rates else None
     with RunProgress(console) as progress:
         comparison = compare(

@@ -10,7 +10,7 @@ import pandas as pd
 from pydantic import Field
 from rich.table import Table
 
-from deltafl import data, report
+from deltafl import data
 from deltafl.cli.command import Command, config_of, console
 from deltafl.errors import UserError
 from deltafl.experiment import Config
@@ -29,6 +29,8 @@ class PartitionOptions(Config):
 
 def execute(options: PartitionOptions) -> None:
     """Draw the partition and print what it is like."""
+    from deltafl import report  # noqa: PLC0415  (altair is slow to import)
+
     config = config_of(options)
     dataset = data.load(config.dataset_name)
     panels = {}

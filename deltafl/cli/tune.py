@@ -13,7 +13,7 @@ from deltafl import optim
 from deltafl.cli.command import Command, config_of, console
 from deltafl.cli.progress import RunProgress
 from deltafl.experiment import Comparison, Config, tune
-from deltafl.experiment.compare import best_rates
+from deltafl.experiment.comparison import best_rates
 from deltafl.tensorfile import write_atomically
 
 

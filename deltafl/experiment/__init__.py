@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deltafl.experiment.compare import Comparison, compare, tune
+from deltafl.experiment.comparison import Comparison, compare, tune
 from deltafl.experiment.config import Config
-from deltafl.experiment.run import Listener, Result, run
+from deltafl.experiment.execute import Listener, Result, run
 
 __all__ = ["Comparison", "Config", "Listener", "Result", "compare", "run", "tune"]

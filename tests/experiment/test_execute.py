@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltafl import Config, Dataset, UserError, run, tensorfile
-from deltafl.experiment import run as run_function
+from deltafl import Dataset, UserError, run, tensorfile
 from deltafl.experiment.federation import build_setup, hold_out, sample_clients
 
 VARIATIONS = {
@@ -307,8 +306,3 @@ def test_clients_are_sampled_without_repetition_and_anew_each_round(small):
     assert len({tuple(clients) for clients in rounds}) == 39
     assert sample_clients(config, 1) == rounds[0]
     assert sample_clients(config.override(**{"run.seed": 1}), 1) != rounds[0]
-
-
-def test_the_module_and_the_function_share_a_name_on_purpose():
-    assert run_function is run
-    assert isinstance(Config().run.rounds, int)

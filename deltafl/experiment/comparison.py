@@ -18,7 +18,7 @@ from deltafl import engine as engines
 from deltafl import optim
 from deltafl.errors import UserError
 from deltafl.experiment.config import Config, read_toml
-from deltafl.experiment.run import Listener, Result, run
+from deltafl.experiment.execute import Listener, Result, run
 
 
 class Watcher(Listener, Protocol):
