@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -156,13 +157,13 @@ def build(
         if "lr" in given:
             raise UserError(f"optimizer {name!r}: lr is given twice, leave it out of the options")
         given["lr"] = lr
-    valid = _option_names(entry.cls)
+    constructor: Any = entry.cls
+    valid = _option_names(constructor)
     hint = f"its options are {', '.join(valid)}"
     for option in given:
         if option not in valid:
             raise UserError(f"optimizer {name!r} has no option {option!r}: {hint}")
     merged = {**entry.options, **given}
-    constructor: Any = entry.cls
     try:
         if entry.decays:
             merged["lr"] *= lr_factor(entry, progress)
@@ -173,7 +174,8 @@ def build(
     return optimizer
 
 
-def _option_names(cls: type[Optimizer]) -> tuple[str, ...]:
+@cache  # a client builds an optimizer every round, and signatures are slow to read
+def _option_names(cls: Any) -> tuple[str, ...]:
     parameters = list(inspect.signature(cls).parameters.values())[1:]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(parameter.name for parameter in parameters if parameter.kind in named)
