@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,15 +20,7 @@ from deltafl.data.augment import Augmentation, unchanged
 from deltafl.data.dataset import Samples
 from deltafl.models import Classifier
 from deltafl.objective import Objective
-from deltafl.seeding import derive, numpy_generator, torch_generator
-
-
-@runtime_checkable
-class AdaptiveOptimizer(Protocol):
-    """An optimizer that finds its own step sizes and can tell them."""
-
-    recording: bool
-    records: Sequence[optim.StepRecord]
+from deltafl.seeding import derive, torch_generator
 
 
 @dataclass(frozen=True)
@@ -56,14 +47,18 @@ class ClientMetrics:
 
 
 @dataclass(frozen=True)
-class ClientUpdate:
-    """What a client sends back. `weights` are the model's own tensors: use them before its next
-    round overwrites them.
+class Updates:
+    """What some clients send back, side by side: every tensor has a leading axis of clients.
+
+    The tensors may be the model's own: use them before its next work overwrites them.
     """
 
     weights: Mapping[str, Tensor]
-    samples: int
-    metrics: ClientMetrics
+    samples: Sequence[int]
+    metrics: Sequence[ClientMetrics]
+
+    def __len__(self) -> int:
+        return len(self.samples)
 
 
 def train(
@@ -74,7 +69,7 @@ def train(
     memory: Mapping[str, Tensor] | None,
     seed: int,
     progress: float,
-) -> ClientUpdate:
+) -> Updates:
     """Train `model` from the global `weights` on one client's samples.
 
     `memory` is what the client kept from its last round (its weights, for objectives that
@@ -88,7 +83,7 @@ def train(
         optimizer = optim.build(
             work.optimizer, model.parameters(), lr=work.lr, options=work.options, progress=progress
         )
-        if isinstance(optimizer, AdaptiveOptimizer):
+        if isinstance(optimizer, optim.DeltaSGD | optim.SPS):
             optimizer.recording = True
         augmenting = torch_generator(seed, "augment")
         losses = []
@@ -106,25 +101,37 @@ def train(
             # torch types a closure's loss as float, and hands on whatever it returns.
             losses.append(cast(Tensor, optimizer.step(closure)))  # type: ignore[arg-type]
     metrics = _metrics(torch.stack(losses), optimizer, work.record_step_sizes)
-    return ClientUpdate(model.state_dict(), len(samples), metrics)
+    weights = {name: value.unsqueeze(0) for name, value in model.state_dict().items()}
+    return Updates(weights, [len(samples)], [metrics])
 
 
 def batches(samples: int, epochs: int, batch_size: int, seed: int) -> Iterator[Tensor]:
     """Yield the samples of each local step: K = floor(E n / b) batches, at least one.
 
-    The epochs' permutations form one stream that is cut into batches, so no epoch loses its
-    remainder. A client with fewer samples than a batch uses all it has.
+    A client with fewer samples than a batch uses all it has.
     """
-    generator = numpy_generator(seed, "batches")
-    stream = np.concatenate([generator.permutation(samples) for _ in range(epochs)])
-    steps = max(1, len(stream) // batch_size)
-    for step in range(steps):
-        yield torch.from_numpy(stream[step * batch_size : (step + 1) * batch_size])
+    order = sample_order(samples, epochs, seed)
+    for step in range(local_steps(samples, epochs, batch_size)):
+        yield order[step * batch_size : (step + 1) * batch_size]
+
+
+def sample_order(samples: int, epochs: int, seed: int) -> Tensor:
+    """Return the order in which a client sees its samples: a permutation an epoch.
+
+    It is one stream that is cut into batches, so no epoch loses its remainder.
+    """
+    generator = torch_generator(seed, "batches")
+    return torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)])
+
+
+def local_steps(samples: int, epochs: int, batch_size: int) -> int:
+    """Return K, the number of steps a client takes in a round (Section 4, FL setup)."""
+    return max(1, epochs * samples // batch_size)
 
 
 def _metrics(losses: Tensor, optimizer: torch.optim.Optimizer, record: bool) -> ClientMetrics:
     loss = float(losses.mean())
-    if not isinstance(optimizer, AdaptiveOptimizer):
+    if not isinstance(optimizer, optim.DeltaSGD | optim.SPS):
         return ClientMetrics(loss, float(optimizer.param_groups[0]["lr"]))
     steps = tuple(optimizer.records)
     mean = sum(step.eta for step in steps) / len(steps)
@@ -134,8 +141,12 @@ def _metrics(losses: Tensor, optimizer: torch.optim.Optimizer, record: bool) -> 
 @contextmanager
 def isolated_randomness(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global randomness (dropout draws from it) and put it back afterwards."""
-    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-        torch.manual_seed(seed)
+    cpu = device.type == "cpu"
+    with torch.random.fork_rng([] if cpu else [device], device_type="cuda" if cpu else device.type):
+        # torch.manual_seed would note a stack trace for every accelerator: a millisecond a client.
+        torch.default_generator.manual_seed(seed)
+        if not cpu:
+            torch.get_device_module(device).manual_seed(seed)
         yield
 
 

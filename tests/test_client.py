@@ -30,7 +30,8 @@ def train(optimizer: str = "delta-sgd", *, seed: int = 5, model=None, samples=No
     options = {"objective": objective.build("cross-entropy"), "batch_size": 6} | options
     work = LocalWork(optimizer=optimizer, **options)
     update = client.train(model, work, weights, samples or some_samples(), None, seed, 0.0)
-    return {name: value.clone() for name, value in update.weights.items()}, update
+    assert len(update) == 1
+    return {name: value[0].clone() for name, value in update.weights.items()}, update
 
 
 @given(
@@ -65,9 +66,9 @@ def test_one_full_batch_of_sgd_is_one_gradient_step_by_hand():
     np.testing.assert_allclose(weight_after, weight - 0.5 * residual.T @ inputs, atol=1e-6)
     np.testing.assert_allclose(bias_after, bias - 0.5 * residual.sum(0), atol=1e-6)
     truth = -np.log(shares[np.arange(6), samples.labels.numpy()]).mean()
-    assert update.metrics.loss == pytest.approx(truth, rel=1e-5)
-    assert update.metrics.step_size == 0.5
-    assert update.samples == 6
+    assert update.metrics[0].loss == pytest.approx(truth, rel=1e-5)
+    assert update.metrics[0].step_size == 0.5
+    assert update.samples == [6]
 
 
 @pytest.mark.parametrize("optimizer", ["delta-sgd", "delta-sgd-reused", "sgd", "adam", "sps"])
@@ -125,18 +126,18 @@ def test_local_work_runs_on_one_thread():
 def test_step_sizes_are_recorded_on_demand():
     _, plain = train("delta-sgd")
     _, recorded = train("delta-sgd", record_step_sizes=True)
-    assert plain.metrics.steps == ()
-    steps = recorded.metrics.steps
+    assert plain.metrics[0].steps == ()
+    steps = recorded.metrics[0].steps
     assert len(steps) == 3  # floor(20 / 6)
     assert steps[0].eta == pytest.approx(0.2)
-    assert recorded.metrics.step_size == pytest.approx(np.mean([step.eta for step in steps]))
+    assert recorded.metrics[0].step_size == pytest.approx(np.mean([step.eta for step in steps]))
     for step in steps[1:]:
         assert step.eta == pytest.approx(min(step.smoothness, step.growth))
 
 
 def test_a_client_with_one_sample_takes_one_step():
     _, update = train("delta-sgd", samples=some_samples(1), record_step_sizes=True)
-    assert len(update.metrics.steps) == 1
+    assert len(update.metrics[0].steps) == 1
 
 
 def test_decay_follows_the_rounds_not_the_local_steps():
@@ -145,7 +146,7 @@ def test_decay_follows_the_rounds_not_the_local_steps():
 
     def step_size(progress):
         update = client.train(softmax_model(), work, weights, some_samples(), None, 5, progress)
-        return update.metrics.step_size
+        return update.metrics[0].step_size
 
     rates = [step_size(progress) for progress in (0.0, 0.49, 0.5, 0.74, 0.75, 0.99)]
     assert rates == pytest.approx([0.4, 0.4, 0.04, 0.04, 0.004, 0.004])

@@ -76,9 +76,9 @@ class Sizes:
 class Mixtures:
     """The class proportions of each client, q_i ~ Dir(alpha p), kept as logarithms.
 
-    For the paper's alpha = 0.01 most Gamma(0.01) variates are below 1e-30 and many underflow to
-    zero, all of a client's at once for smaller alphas. Their logarithms do not: Gamma(a) has the law of
-    Gamma(a + 1) U^(1/a), and the logarithm of a uniform U is minus an exponential variate.
+    At the paper's alpha = 0.01 most Gamma(0.01) variates are below 1e-30 and many underflow to
+    zero, at smaller alphas all of a client's at once. Their logarithms do not: Gamma(a) has the
+    law of Gamma(a + 1) U^(1/a), and the logarithm of a uniform U is minus an exponential variate.
     """
 
     def __init__(self, alpha: float, prior: Floats, seed: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from deltafl.client import ClientUpdate, LocalWork
+from deltafl.client import LocalWork, Updates
 from deltafl.data.dataset import Dataset
 from deltafl.data.partition import Partition
 
@@ -36,6 +36,7 @@ class Setup:
     norm: str | None
     work: LocalWork
     seed: int
+    fast: bool = True
     device: str = "cpu"
     held_out: npt.NDArray[np.int64] | None = None  # training rows to evaluate on, not the test set
 
@@ -78,14 +79,23 @@ class Engine(Protocol):
 
     def train(
         self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]
-    ) -> Iterator[ClientUpdate]:
-        """Yield the clients' updates in the order of `tasks`.
+    ) -> Iterator[Updates]:
+        """Yield the clients' updates in the order of `tasks`, one or several at a time.
 
-        An update's weights are valid until the next update is asked for.
+        The weights are valid until the next updates are asked for.
         """
 
     def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
         """Evaluate the global weights on all samples held for that."""
+
+
+def bundles(tasks: Sequence[ClientTask], size: int) -> list[Sequence[ClientTask]]:
+    """Cut a round's tasks into the pieces that are worked on together.
+
+    The size follows from the run alone, never from the number of processes: clients that share a
+    bundle may share bits.
+    """
+    return [tasks[start : start + size] for start in range(0, len(tasks), size)]
 
 
 def chunks(samples: int) -> list[tuple[int, int]]:

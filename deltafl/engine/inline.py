@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from deltafl.client import ClientUpdate
-from deltafl.engine.base import ClientTask, Evaluation, Setup, chunks, total
-from deltafl.engine.workbench import Workbench
+from deltafl.client import Updates
+from deltafl.engine.base import ClientTask, Evaluation, Setup, bundles, chunks, total
+from deltafl.engine.workbench import Workbench, bundle_size
 
 
 class InlineEngine:
@@ -26,14 +26,15 @@ class InlineEngine:
     def open(self, setup: Setup) -> None:
         """Set up the workbench of a run."""
         self._bench = Workbench(setup)
+        self._bundle = bundle_size(setup, self._bench.model)
         self._chunks = chunks(setup.evaluated)
 
     def train(
         self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]
-    ) -> Iterator[ClientUpdate]:
+    ) -> Iterator[Updates]:
         """Yield the clients' updates in the order of `tasks`."""
-        for task in tasks:
-            yield self._bench.train(weights, task)
+        for bundle in bundles(tasks, self._bundle):
+            yield self._bench.train(weights, bundle)
 
     def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
         """Evaluate the global weights on all samples held for that."""

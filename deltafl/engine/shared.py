@@ -87,6 +87,35 @@ class Layout:
         return result
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where the global weights lie, and behind them the slots for bundles of clients' weights."""
+
+    weights: Layout
+    bundle: Layout
+    slots: int
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], bundle: int, slots: int) -> Places:
+        """Plan `slots` places for the weights of `bundle` clients each."""
+        stack = {n: v.expand(bundle, *v.shape) for n, v in weights.items()}
+        return cls(Layout.of(weights), Layout.of(stack), slots)
+
+    @property
+    def size(self) -> int:
+        """The bytes all of it takes."""
+        return self.weights.size + self.slots * self.bundle.size
+
+    def global_weights(self, block: Tensor) -> dict[str, Tensor]:
+        """Return the place of the global weights."""
+        return self.weights.views(block)
+
+    def slot(self, block: Tensor, number: int, clients: int) -> dict[str, Tensor]:
+        """Return the place of so many clients' weights in a slot."""
+        views = self.bundle.views(block, self.weights.size + number * self.bundle.size)
+        return {name: view[:clients] for name, view in views.items()}
+
+
 class _Pickler(pickle.Pickler):
     """Leaves large tensors out of the pickle and names them by their number."""
 

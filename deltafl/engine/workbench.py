@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deltafl import client, models, tensorfile
-from deltafl.client import ClientUpdate
+from deltafl import client, models, stacked, tensorfile
+from deltafl.client import Updates
 from deltafl.engine.base import ClientTask, Setup
+from deltafl.errors import UserError
 from deltafl.models import Classifier
 from deltafl.seeding import derive
 
@@ -28,28 +32,70 @@ def build_model(setup: Setup) -> Classifier:
 
 
 class Workbench:
-    """Does the work of any client of a run, one at a time, in this process."""
+    """Does the work of any client of a run in this process."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self.model = build_model(setup).to(setup.device)
+        self._stacks = bundle_size(setup, self.model) > 1
+        # Lazy partitions work a client's rows out anew each time they are asked.
+        self._rows = lru_cache(maxsize=4096)(setup.partition.indices)
 
-    def train(self, weights: Mapping[str, Tensor], task: ClientTask) -> ClientUpdate:
-        """Run one client's round."""
+    def train(self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]) -> Updates:
+        """Run the round of one bundle of clients."""
+        if self._stacks:
+            return self._train_stacked(weights, tasks)
+        (task,) = tasks
+        try:
+            return self._train_one(weights, task)
+        except UserError:
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"client {task.client} failed in round {task.round}: {error}"
+            ) from error
+
+    def _train_one(self, weights: Mapping[str, Tensor], task: ClientTask) -> Updates:
         setup = self._setup
-        index = setup.partition.indices(task.client)
-        update = client.train(
+        updates = client.train(
             self.model,
             setup.work,
             weights,
-            setup.dataset.samples(setup.dataset.train, index),
+            setup.dataset.samples(setup.dataset.train, self._rows(task.client)),
             None if task.recall is None else tensorfile.load(task.recall)[0],
-            derive(setup.seed, "client", task.round, task.client),
+            self._seed(task),
             task.progress,
         )
         if task.remember is not None:
-            tensorfile.save(task.remember, update.weights)
-        return update
+            tensorfile.save(task.remember, {n: v[0] for n, v in updates.weights.items()})
+        return updates
+
+    def _train_stacked(self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]) -> Updates:
+        """Train the clients that can be stacked with each other together, and keep their order."""
+        setup, work = self._setup, self._setup.work
+        rows = [self._rows(task.client) for task in tasks]
+        groups = defaultdict(list)
+        for place, held in enumerate(rows):
+            steps = client.local_steps(len(held), work.epochs, work.batch_size)
+            groups[steps, min(work.batch_size, work.epochs * len(held))].append(place)
+        parts = [
+            stacked.train(
+                self.model,
+                work,
+                weights,
+                setup.dataset.samples(
+                    setup.dataset.train, np.concatenate([rows[place] for place in places])
+                ),
+                [len(rows[place]) for place in places],
+                [self._seed(tasks[place]) for place in places],
+                tasks[0].progress,
+            )
+            for places in groups.values()
+        ]
+        return _in_order(parts, list(groups.values()))
+
+    def _seed(self, task: ClientTask) -> int:
+        return derive(self._setup.seed, "client", task.round, task.client)
 
     def evaluate(self, weights: Mapping[str, Tensor], start: int, stop: int) -> tuple[int, float]:
         """Return how many of a chunk are right, and the chunk's summed loss."""
@@ -66,3 +112,25 @@ class Workbench:
             labels = labels.to(logits.device)
             loss = F.cross_entropy(logits, labels, reduction="none").double().sum()
             return int((logits.argmax(1) == labels).sum()), float(loss)
+
+
+def bundle_size(setup: Setup, model: Classifier) -> int:
+    """Return how many clients of a run are worked on together; it follows from the run alone."""
+    return stacked.bundle_size(model, setup.work) if setup.fast else 1
+
+
+def _in_order(parts: Sequence[Updates], places: Sequence[Sequence[int]]) -> Updates:
+    """Put the updates of several groups of clients back into the order of the clients."""
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate(places)).tolist()
+    samples = [count for part in parts for count in part.samples]
+    metrics = [metric for part in parts for metric in part.metrics]
+    return Updates(
+        {
+            name: torch.cat([part.weights[name] for part in parts])[order]
+            for name in parts[0].weights
+        },
+        [samples[place] for place in order],
+        [metrics[place] for place in order],
+    )

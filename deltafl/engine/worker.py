@@ -5,40 +5,30 @@ from __future__ import annotations
 import pickle
 import signal
 import sys
-import traceback
+from collections.abc import Sequence
 from multiprocessing import connection, reduction
 
 import torch
 
 from deltafl.engine.base import ClientTask, Setup
-from deltafl.engine.shared import Layout, SharedMemory, copy_into, unpack
+from deltafl.engine.shared import Layout, Places, SharedMemory, copy_into, unpack
 from deltafl.engine.workbench import Workbench
-from deltafl.errors import UserError
 
 
 class Desk:
-    """A workbench, and the places in shared memory that it reads from and writes to."""
+    """A workbench, and the shared memory that it reads from and writes to."""
 
-    def __init__(self, setup: Setup, layout: Layout, memory: SharedMemory) -> None:
+    def __init__(self, setup: Setup, places: Places, memory: SharedMemory) -> None:
         self._bench = Workbench(setup)
-        self._layout = layout
-        self._memory = memory
-        self._global = layout.views(memory.bytes)
+        self._places = places
+        self._block = memory.bytes
+        self._global = places.global_weights(memory.bytes)
 
-    def train(self, task: ClientTask, slot: int) -> object:
-        """Run a client and leave its weights in the slot."""
-        try:
-            update = self._bench.train(self._global, task)
-        except UserError:
-            raise
-        except Exception as error:
-            raise RuntimeError(
-                f"client {task.client} failed in round {task.round}: {error}\n"
-                f"{traceback.format_exc()}"
-            ) from None
-        place = self._layout.views(self._memory.bytes, (slot + 1) * self._layout.size)
-        copy_into(place, update.weights)
-        return update.samples, update.metrics
+    def train(self, bundle: Sequence[ClientTask], slot: int) -> object:
+        """Run a bundle of clients and leave their weights in the slot."""
+        updates = self._bench.train(self._global, bundle)
+        copy_into(self._places.slot(self._block, slot, len(bundle)), updates.weights)
+        return updates.samples, updates.metrics
 
     def evaluate(self, start: int, stop: int, _slot: int) -> object:
         """Evaluate a chunk of the test set."""
@@ -75,13 +65,14 @@ def serve(link: connection.Connection) -> None:
 
 
 def _take_up(
-    link: connection.Connection, content: bytes, data_layout: Layout, layout: Layout, *sizes: int
+    link: connection.Connection, content: bytes, layout: Layout, data_size: int, places: Places
 ) -> Desk:
     """Receive the shared memory that belongs to an "open" message, and set the desk up."""
-    data, weights = (SharedMemory(reduction.recv_handle(link), size) for size in sizes)
+    data = SharedMemory(reduction.recv_handle(link), data_size)
+    weights = SharedMemory(reduction.recv_handle(link), places.size)
     for memory in (data, weights):
         memory.close()  # the mapping stays
-    return Desk(unpack(content, data_layout, data), layout, weights)
+    return Desk(unpack(content, layout, data), places, weights)
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
-from deltafl.client import ClientUpdate
-from deltafl.engine.base import ClientTask, Evaluation, Setup, chunks, total
-from deltafl.engine.shared import Layout, SharedMemory, copy_into, pack
-from deltafl.engine.workbench import build_model
+from deltafl.client import Updates
+from deltafl.engine.base import ClientTask, Evaluation, Setup, bundles, chunks, total
+from deltafl.engine.shared import Places, SharedMemory, copy_into, pack
+from deltafl.engine.workbench import build_model, bundle_size
 from deltafl.errors import UserError
 
 # A finished client waits in its slot until all before it are taken; more slots than workers keep
@@ -66,7 +66,7 @@ class Worker:
 
     def open(self, run: _Run) -> None:
         """Hand the worker a run's set-up and the shared memory."""
-        self.send("open", run.content, run.data_layout, run.layout, run.data.size, run.memory.size)
+        self.send("open", run.content, run.layout, run.data.size, run.places)
         for memory in (run.data, run.memory):
             reduction.send_handle(self.connection, memory.fd, self.process.pid)
 
@@ -92,14 +92,12 @@ class _Run:
     """What all workers share of a run: its set-up, and places for weights."""
 
     def __init__(self, setup: Setup, slots: int) -> None:
-        self.content, self.data_layout, self.data = pack(setup)
-        self.layout = Layout.of(build_model(setup).state_dict())
-        # The first place is the global weights', the others are the clients'.
-        self.memory = SharedMemory.create(self.layout.size * (slots + 1))
-        self.weights, *self.slots = (
-            self.layout.views(self.memory.bytes, place * self.layout.size)
-            for place in range(slots + 1)
-        )
+        self.content, self.layout, self.data = pack(setup)
+        model = build_model(setup)
+        self.bundle = bundle_size(setup, model)
+        self.places = Places.of(model.state_dict(), self.bundle, slots)
+        self.memory = SharedMemory.create(self.places.size)
+        self.weights = self.places.global_weights(self.memory.bytes)
         self.chunks = chunks(setup.evaluated)
 
     def close(self) -> None:
@@ -138,12 +136,15 @@ class WorkersEngine:
 
     def train(
         self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]
-    ) -> Iterator[ClientUpdate]:
+    ) -> Iterator[Updates]:
         """Yield the clients' updates in the order of `tasks`."""
         run = self._opened()
         copy_into(run.weights, weights)
-        for slot, (samples, metrics) in self._stream([("train", task) for task in tasks]):
-            yield ClientUpdate(run.slots[slot], samples, metrics)
+        for slot, (samples, metrics) in self._stream(
+            [("train", bundle) for bundle in bundles(tasks, run.bundle)]
+        ):
+            place = run.places.slot(run.memory.bytes, slot, len(samples))
+            yield Updates(place, samples, metrics)
 
     def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
         """Evaluate the global weights on all samples held for that."""
@@ -164,7 +165,7 @@ class WorkersEngine:
         in order is always at work or done: waiting for it cannot block for ever.
         """
         waiting = deque(Job(order, message) for order, message in enumerate(messages))
-        free = list(range(len(self._opened().slots)))
+        free = list(range(self._opened().places.slots))
         answers: dict[int, tuple[int, Any]] = {}
         try:
             for order in range(len(messages)):
@@ -223,7 +224,8 @@ class WorkersEngine:
             return
         job.tries += 1
         if job.tries >= MAX_TRIES:
-            what = f"client {job.message[1].client}" if job.message[0] == "train" else "testing"
+            training = job.message[0] == "train"
+            what = f"client {job.message[1][0].client}" if training else "the evaluation"
             raise UserError(
                 f"a worker died {MAX_TRIES} times on {what} (exit code "
                 f"{dead.process.returncode}): perhaps out of memory; use fewer --engine.workers"

@@ -110,7 +110,7 @@ class RunConfig(Strict):
 
 
 class EngineConfig(Strict):
-    """Where client work runs. No choice here changes a bit of the result."""
+    """Where client work runs. Only `fast` changes the result, and that by rounding."""
 
     kind: Literal["workers", "inline"] = Field(
         "workers", description="processes of one thread each, or this process"
@@ -118,6 +118,7 @@ class EngineConfig(Strict):
     workers: Annotated[int, Field(ge=0, le=1024)] = Field(
         0, description="number of processes; 0: one a core"
     )
+    fast: bool = Field(True, description="fused kernels, small clients stacked; false: plain torch")
 
 
 class Config(Strict):
@@ -160,7 +161,8 @@ class Config(Strict):
     def identity(self) -> dict[str, Any]:
         """Everything that decides the result: not where it runs, nor how often it is saved."""
         return self.model_dump(
-            mode="json", exclude={"engine": True, "run": {"checkpoint_seconds": True}}
+            mode="json",
+            exclude={"engine": {"kind", "workers"}, "run": {"checkpoint_seconds"}},
         )
 
     @property

@@ -84,6 +84,7 @@ def build_setup(config: Config, dataset: Dataset | None = None) -> Setup:
             record_step_sizes=config.run.record_step_sizes,
         ),
         seed=config.run.seed,
+        fast=config.engine.fast,
         device=resolve_device(config.run.device),
         held_out=held_out,
     )

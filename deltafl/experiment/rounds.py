@@ -5,12 +5,12 @@ The loop has no side effects of its own; whoever iterates over it records, saves
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from deltafl import tensorfile
@@ -53,7 +53,7 @@ class RoundReport:
         if self.steps:
             row["steps"] = {
                 client: {
-                    name: [getattr(step, name) for step in metrics.steps]
+                    name: [_finite(getattr(step, name)) for step in metrics.steps]
                     for name in ("smoothness", "growth", "eta", "theta")
                 }
                 for client, metrics in self.steps.items()
@@ -103,15 +103,18 @@ class Rounds:
         collected = self.server.start_round()
         refused: dict[int, str] = {}
         metrics: dict[int, ClientMetrics] = {}
-        for task, update in zip(tasks, self._engine.train(self.weights, tasks), strict=True):
-            reason = problem(update.weights, self.weights)
-            if reason is None:
-                collected.add(update.weights, self.server.client_weight(update.samples))
-                metrics[task.client] = update.metrics
-            else:
-                refused[task.client] = reason
-            if memory is not None and task.remember is not None:
-                memory.kept(task.client, number)
+        ahead = iter(tasks)
+        for updates in self._engine.train(self.weights, tasks):
+            shares = [self.server.client_weight(count) for count in updates.samples]
+            faults = collected.add_all(updates.weights, shares)
+            for place, how in enumerate(updates.metrics):
+                task = next(ahead)
+                if place in faults:
+                    refused[task.client] = faults[place]
+                else:
+                    metrics[task.client] = how
+                if memory is not None and task.remember is not None:
+                    memory.kept(task.client, number)
         if metrics:  # a round with no usable update keeps the old weights
             self.server.finish_round(collected.result())
         evaluation = None
@@ -176,8 +179,9 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _mean(values: list[float]) -> float | None:
-    """Return the mean, or None where there is none or it is no number (JSON has no NaN)."""
-    if not values:
-        return None
-    mean = sum(values) / len(values)
-    return mean if torch.isfinite(torch.tensor(mean)) else None
+    return _finite(sum(values) / len(values)) if values else None
+
+
+def _finite(value: float | None) -> float | None:
+    """Return None for what JSON cannot write."""
+    return value if value is not None and math.isfinite(value) else None

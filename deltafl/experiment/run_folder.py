@@ -90,7 +90,7 @@ class RunFolder:
     def record(self, report: RoundReport) -> None:
         """Append a round to metrics.jsonl."""
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(report.row()) + "\n")
+            file.write(json.dumps(report.row(), allow_nan=False) + "\n")
 
     def checkpoint_due(self, report: RoundReport) -> bool:
         """Whether so much work has been done that it should be saved."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Mapping
+
+from torch import Tensor, baddbmm, nn
 
 
 class Classifier(nn.Module):
@@ -11,6 +13,16 @@ class Classifier(nn.Module):
     MOON contrasts representations; an objective that needs both the representation and the
     logits calls the two halves itself and pays for one forward pass.
     """
+
+    stacks = False
+    """Whether `stacked` is there: small models give it, so that many clients train at once."""
+
+    def stacked(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Return the logits, [clients, N, classes], of clients with weights of their own.
+
+        Every tensor of `weights` and `inputs` has a leading axis of clients.
+        """
+        raise NotImplementedError
 
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the input of the last linear layer, [N, D], before any dropout on it."""
@@ -23,3 +35,9 @@ class Classifier(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits of a batch."""
         return self.classify(self.represent(inputs))
+
+
+def stacked_linear(weights: Mapping[str, Tensor], layer: str, inputs: Tensor) -> Tensor:
+    """Apply a linear layer of every client to that client's inputs, [clients, N, features]."""
+    bias, weight = weights[f"{layer}.bias"], weights[f"{layer}.weight"]
+    return baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))

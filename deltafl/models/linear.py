@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from deltafl.models.base import Classifier
+from deltafl.models.base import Classifier, stacked_linear
 
 
 class Softmax(Classifier):
@@ -18,6 +19,12 @@ class Softmax(Classifier):
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
         self.head = nn.Linear(math.prod(shape), classes)
+
+    stacks = True
+
+    def stacked(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Return the logits of clients with weights of their own."""
+        return stacked_linear(weights, "head", inputs.flatten(2))
 
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the flattened input."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from deltafl.models.base import Classifier
+from deltafl.models.base import Classifier, stacked_linear
 
 
 class MLP(Classifier):
@@ -16,6 +17,13 @@ class MLP(Classifier):
         super().__init__()
         self.hidden = nn.Linear(math.prod(shape), width)
         self.head = nn.Linear(width, classes)
+
+    stacks = True
+
+    def stacked(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Return the logits of clients with weights of their own."""
+        hidden = stacked_linear(weights, "hidden", inputs.flatten(2)).relu()
+        return stacked_linear(weights, "head", hidden)
 
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the activations of the hidden layer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,15 @@ def problem(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> st
     An update needs the names, shapes and dtypes of the reference, and finite values only: one
     NaN of one client would be in the global weights for ever.
     """
+    if (fault := _misfit(update, reference)) is not None:
+        return fault
+    if broken := [name for name, given in update.items() if not torch.isfinite(given).all()]:
+        return f"non-finite values in {_some(broken)}"
+    return None
+
+
+def _misfit(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> str | None:
+    """Return what of the names, shapes and dtypes does not fit."""
     if missing := [name for name in reference if name not in update]:
         return f"missing {_some(missing)}"
     if extra := [name for name in update if name not in reference]:
@@ -27,8 +36,6 @@ def problem(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> st
             return f"{name!r} has shape {tuple(given.shape)}, not {tuple(wanted.shape)}"
         if given.dtype != wanted.dtype:
             return f"{name!r} has dtype {given.dtype}, not {wanted.dtype}"
-    if broken := [name for name, given in update.items() if not torch.isfinite(given).all()]:
-        return f"non-finite values in {_some(broken)}"
     return None
 
 
@@ -78,6 +85,63 @@ class Average:
             total.add_(weights[name].to(total) * share)
         self._total += share
         self._count += 1
+
+    def add_all(self, stack: Mapping[str, Tensor], weights: Sequence[float]) -> dict[int, str]:
+        """Add clients whose weights lie side by side along a leading axis.
+
+        Returns why clients were refused, by their place; the others are added. One client gives
+        the bits of `add`.
+        """
+        first = {name: value[0] for name, value in stack.items()}
+        if (fault := _misfit(first, self._reference)) is not None:
+            return dict.fromkeys(range(len(weights)), fault)
+        unit = self._first if self._count else weights[0]
+        sums = self._weighted(stack, [weight / unit for weight in weights])
+        refused: dict[int, str] = {}
+        # A sum of finite float32 numbers is finite in float64: only a broken client breaks it.
+        if not all(torch.isfinite(total).all() for total in sums.values()):
+            refused = self._broken(stack, len(weights))
+            good = [place for place in range(len(weights)) if place not in refused]
+            if not good:
+                return refused
+            weights = [weights[place] for place in good]
+            unit = self._first if self._count else weights[0]
+            kept = {name: value[good] for name, value in stack.items()}
+            sums = self._weighted(kept, [weight / unit for weight in weights])
+        self._first = unit
+        for name, total in self._sums.items():
+            total.add_(sums[name])
+        self._total += sum(weight / unit for weight in weights)
+        self._count += len(weights)
+        return refused
+
+    def _weighted(self, stack: Mapping[str, Tensor], shares: list[float]) -> dict[str, Tensor]:
+        """Return the sums over the clients, each entry in float64."""
+        factors = torch.tensor(shares, dtype=torch.float64)
+        equal = shares.count(1.0) == len(shares)
+        sums = {}
+        for name, reference in self._reference.items():
+            values = stack[name].to(torch.float64)
+            if not equal:
+                values = values * factors.view(-1, *[1] * reference.ndim)
+            sums[name] = values.sum(0)
+        return sums
+
+    def _broken(self, stack: Mapping[str, Tensor], clients: int) -> dict[int, str]:
+        """Return the clients with values that are not finite, and where they are."""
+        finite = {
+            name: torch.isfinite(stack[name]).view(clients, -1).all(1).tolist()
+            for name in self._reference
+        }
+        faults = {
+            place: [name for name, good in finite.items() if not good[place]]
+            for place in range(clients)
+        }
+        return {
+            place: f"non-finite values in {_some(where)}"
+            for place, where in faults.items()
+            if where
+        }
 
     def result(self) -> Weights:
         """Return the average, each entry in its own dtype. `ValueError` if there is nothing."""

@@ -28,13 +28,21 @@ def opened(engine, config: Config):
 
 def outcome(engine, config: Config, tasks):
     weights = opened(engine, config)
-    updates = []
-    for update in engine.train(weights, tasks):
-        values = {name: value.clone() for name, value in update.weights.items()}
-        updates.append((values, update.samples, update.metrics))
-    return updates, engine.evaluate(weights)
+    return trained(engine, weights, tasks), engine.evaluate(weights)
 
 
+def trained(engine, weights, tasks):
+    """Return (weights, samples, metrics) of every client."""
+    return [
+        ({name: value[place].clone() for name, value in updates.weights.items()}, samples, metrics)
+        for updates in engine.train(weights, tasks)
+        for place, (samples, metrics) in enumerate(
+            zip(updates.samples, updates.metrics, strict=True)
+        )
+    ]
+
+
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(
     ("optimizer", "objective", "task"),
     [
@@ -45,7 +53,7 @@ def outcome(engine, config: Config, tasks):
     ],
 )
 def test_every_engine_gives_the_same_bits_in_the_same_order(
-    engines, small, optimizer, objective, task
+    engines, small, optimizer, objective, task, fast
 ):
     config = small.override(
         **{
@@ -54,10 +62,11 @@ def test_every_engine_gives_the_same_bits_in_the_same_order(
             "client.optimizer": optimizer,
             "client.objective": objective,
             "run.record_step_sizes": True,
+            "engine.fast": fast,
         }
     )
-    # More clients than slots, in an order of their own.
-    tasks = [ClientTask(client % 6, 1 + client // 6, 0.0) for client in range(30)]
+    # More clients than slots and than a bundle, in an order of their own.
+    tasks = [ClientTask(client % 6, 1 + client // 6, 0.0) for client in range(80)]
     expected, evaluation = outcome(engines["inline"], config, tasks)
     for name in ("one", "three"):
         updates, other = outcome(engines[name], config, tasks)
@@ -83,6 +92,7 @@ def test_memories_travel_as_files(engines, small, tmp_path: Path):
 
 
 def test_a_killed_worker_is_replaced_and_the_bits_stay(small):
+    small = small.override(**{"engine.fast": False})  # a bundle each, so that both have work
     tasks = [ClientTask(client, 1, 0.0) for client in range(6)]
     with InlineEngine() as inline:
         expected, _ = outcome(inline, small, tasks)
@@ -91,32 +101,29 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(small):
         for round_ in range(3):
             first = engine._workers[round_ % 2].process.pid
             os.kill(first, signal.SIGKILL)
-            updates = [
-                {name: value.clone() for name, value in update.weights.items()}
-                for update in engine.train(weights, tasks)
-            ]
-            for got, (want, _, _) in zip(updates, expected, strict=True):
+            updates = trained(engine, weights, tasks)
+            for (got, _, _), (want, _, _) in zip(updates, expected, strict=True):
                 assert all(torch.equal(got[key], want[key]) for key in want)
             assert engine._workers[round_ % 2].process.pid != first
 
 
 def test_a_failing_client_is_named_and_the_engine_stays_usable(engines, small):
     engine = engines["three"]
-    weights = opened(engine, small)
+    weights = opened(engine, small.override(**{"engine.fast": False}))
     good = [ClientTask(client, 1, 0.0) for client in range(4)]
     with pytest.raises(RuntimeError, match="client 99 failed in round 7"):
         list(engine.train(weights, [*good, ClientTask(99, 7, 0.0), *good]))
-    assert len(list(engine.train(weights, good))) == 4
+    assert len(trained(engine, weights, good)) == 4
 
 
 def test_an_abandoned_round_leaves_the_engine_usable(engines, small):
     engine = engines["three"]
-    weights = opened(engine, small)
+    weights = opened(engine, small.override(**{"engine.fast": False}))
     tasks = [ClientTask(client % 6, 1, 0.0) for client in range(20)]
     updates = engine.train(weights, tasks)
     next(updates)
     updates.close()
-    assert len(list(engine.train(weights, tasks))) == 20
+    assert len(trained(engine, weights, tasks)) == 20
 
 
 def test_no_process_is_left_behind(small):

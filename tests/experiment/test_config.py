@@ -47,6 +47,7 @@ def test_the_hash_names_what_is_computed_and_nothing_else(small):
     assert same.hash == small.hash
     assert same.run_name == small.run_name
     for path, value in {
+        "engine.fast": False,
         "run.seed": 1,
         "run.rounds": 4,
         "client.lr": 0.3,

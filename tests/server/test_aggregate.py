@@ -227,3 +227,41 @@ def test_weights_of_a_model_are_a_copy_with_the_buffers():
         model[0].weight.add_(1)
     assert torch.equal(weights["0.weight"], before)
     assert trainable_names(model) == ("0.weight", "1.weight", "1.bias")
+
+
+def test_clients_side_by_side_are_averaged_as_one_by_one():
+    reference = {"w": torch.zeros(3), "n": torch.tensor(0)}
+    generator = torch.Generator().manual_seed(0)
+    stack = {"w": torch.randn(5, 3, generator=generator), "n": torch.arange(5) * 2}
+    weights = [3.0, 1.0, 2.0, 5.0, 1.0]
+    together, apart = Average(reference), Average(reference)
+    assert together.add_all(stack, weights) == {}
+    for place, weight in enumerate(weights):
+        apart.add({name: value[place] for name, value in stack.items()}, weight)
+    assert len(together) == 5
+    torch.testing.assert_close(together.result(), apart.result(), rtol=1e-7, atol=0)
+    alone, single = Average(reference), Average(reference)
+    for place, weight in enumerate(weights):
+        one = {name: value[place : place + 1] for name, value in stack.items()}
+        assert alone.add_all(one, [weight]) == {}
+        single.add({name: value[0] for name, value in one.items()}, weight)
+    for name, value in alone.result().items():
+        assert torch.equal(value, single.result()[name])
+
+
+def test_a_broken_client_among_others_is_refused_alone():
+    reference = {"a": torch.zeros(2), "b": torch.zeros(())}
+    stack = {"a": torch.ones(3, 2), "b": torch.tensor([1.0, torch.nan, 4.0])}
+    stack["a"][1, 0] = torch.inf
+    average = Average(reference)
+    assert average.add_all(stack, [1.0, 1.0, 2.0]) == {1: "non-finite values in 'a', 'b'"}
+    assert average.result()["b"] == 3.0
+    assert torch.equal(average.result()["a"], torch.ones(2))
+    assert set(average.add_all({"a": torch.ones(2, 2)}, [1.0, 1.0])) == {0, 1}
+    nothing = Average(reference)
+    assert set(nothing.add_all({name: v * torch.nan for name, v in stack.items()}, [1.0] * 3)) == {
+        0,
+        1,
+        2,
+    }
+    assert len(nothing) == 0

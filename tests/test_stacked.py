@@ -1,0 +1,100 @@
+"""The stacked path computes what `client.train` computes, client by client, up to rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deltafl import Config, client, models, objective, optim, run, stacked
+from deltafl.client import LocalWork
+from deltafl.data.dataset import Samples
+
+OPTIMIZERS = [
+    *[(name, {}) for name in optim.names()],
+    ("delta-sgd", {"max_lr": 0.15, "gamma": 1.0, "delta": 1.0, "theta0": 0.5}),
+    ("delta-sgd-reused", {"max_lr": 0.25}),
+    ("sps", {"max_lr": 0.3, "c": 2.0, "f_star": 0.1}),
+    ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+]
+
+
+def federation(sizes: list[int]) -> list[Samples]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        Samples(
+            torch.randn(size, 1, 4, 4, generator=generator),
+            torch.randint(5, (size,), generator=generator),
+        )
+        for size in sizes
+    ]
+
+
+def together(clients: list[Samples]) -> Samples:
+    return Samples(
+        torch.cat([held.inputs for held in clients]), torch.cat([held.labels for held in clients])
+    )
+
+
+@pytest.mark.parametrize("model_name", ["softmax", "mlp"])
+@pytest.mark.parametrize("loss", ["cross-entropy", "fedprox"])
+@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
+def test_every_client_of_a_stack_is_as_if_alone(model_name, loss, optimizer, options):
+    model = models.build(model_name, shape=(1, 4, 4), classes=5, seed=1)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    work = LocalWork(
+        objective.build(loss),
+        optimizer,
+        options=options,
+        epochs=2,
+        batch_size=8,
+        record_step_sizes=True,
+    )
+    assert stacked.bundle_size(model, work) > 1
+    clients = federation([20, 23, 20, 22])
+    seeds = [5, 6, 7, 8]
+    sizes = [len(held) for held in clients]
+    updates = stacked.train(model, work, weights, together(clients), sizes, seeds, 0.6)
+    assert updates.samples == sizes
+    for place, (held, seed) in enumerate(zip(clients, seeds, strict=True)):
+        alone = client.train(model, work, weights, held, None, seed, 0.6)
+        for name, value in alone.weights.items():
+            torch.testing.assert_close(
+                updates.weights[name][place], value[0], rtol=1e-4, atol=1e-5, msg=name
+            )
+        ours, theirs = updates.metrics[place], alone.metrics[0]
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+        assert ours.step_size == pytest.approx(theirs.step_size, rel=1e-3)
+        if optimizer.startswith("delta"):
+            assert len(ours.steps) == len(theirs.steps) == 5
+            for step, other in zip(ours.steps, theirs.steps, strict=True):
+                for value, want in zip(step, other, strict=True):
+                    assert value == (want if want is None else pytest.approx(want, rel=1e-3))
+
+
+def test_what_cannot_be_stacked_is_left_to_the_plain_path():
+    softmax = models.build("softmax", shape=(1, 4, 4), classes=5, seed=1)
+    cnn = models.build("cnn", shape=(1, 28, 28), classes=5, seed=1)
+    plain = objective.build("cross-entropy")
+
+    def size(model=softmax, loss=plain, optimizer="delta-sgd", **options):
+        return stacked.bundle_size(model, LocalWork(loss, optimizer, **options))
+
+    assert size() > 1
+    assert size(model=cnn) == 1
+    assert size(loss=objective.build("moon")) == 1
+    assert size(optimizer="torch.optim.RAdam") == 1
+    assert size(options={"weight_decay": 0.1}) == 1
+    assert size(optimizer="sps", lr=0.5) == 1
+    wide = models.build("mlp", shape=(3, 32, 32), classes=10, width=512, seed=1)
+    assert size(model=wide) == 1
+
+
+@pytest.mark.parametrize("samples", [30, (5, 90)])
+def test_a_whole_run_agrees_with_the_plain_path(small: Config, samples):
+    config = small.override(
+        **{"federation.samples": samples, "federation.participation": 1.0, "run.rounds": 4}
+    )
+    fast, plain = (run(config.override(**{"engine.fast": fast})) for fast in (True, False))
+    for row, want in zip(fast.metrics, plain.metrics, strict=True):
+        assert row["test_loss"] == pytest.approx(want["test_loss"], rel=1e-4)
+        assert row["step_size"] == pytest.approx(want["step_size"], rel=1e-3)
