@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+export NO_MKDOCS_2_WARNING := 1
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -19,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## compare the paper's eight optimizers on the embedded digits (about a minute)
-	@echo "==> demo: 8 client optimizers x 2 heterogeneities x 2 seeds on scikit-learn's digits"
+	@echo "==> demo: 8 client optimizers x 2 heterogeneities x 3 seeds on scikit-learn's digits"
 	@$(BIN)/deltafl compare examples/demo.toml --out runs/demo
 
 test: $(STAMP) ## run all tests

@@ -75,7 +75,7 @@ def read(model: type[Options], words: Sequence[str], positional: str) -> Options
     tree = read_toml(Path(files[0])) if files else {}
     for path, value in values.items():
         set_path(tree, path, value)
-    where = f"{files[0]} and the command line" if files else "the command line"
+    where = f"in {files[0]} or on the command line" if files else "on the command line"
     return validated(model, tree, where)
 
 

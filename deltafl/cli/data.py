@@ -17,9 +17,8 @@ def show(_names: Sequence[str]) -> None:
     """Print every data set with its size and place."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for column in ("name", "classes", "train", "test", "MB", "where", "licence"):
-        table.add_column(
-            column, justify="left" if column in ("name", "where", "licence") else "right"
-        )
+        left = column in ("name", "where", "licence")
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
     for row in data.status():
         table.add_row(
             row.name,

@@ -14,6 +14,7 @@ from deltafl import data
 from deltafl.cli.command import Command, config_of, console
 from deltafl.errors import UserError
 from deltafl.experiment import Config
+from deltafl.experiment.config import OWN_DATA
 from deltafl.experiment.federation import build_partition
 from deltafl.tensorfile import write_atomically
 
@@ -32,6 +33,8 @@ def execute(options: PartitionOptions) -> None:
     from deltafl import report  # noqa: PLC0415  (altair is slow to import)
 
     config = config_of(options)
+    if config.dataset_name == OWN_DATA:
+        raise UserError(f"{config.task}: data of your own is looked at in Python")
     dataset = data.load(config.dataset_name)
     panels = {}
     for alpha in options.alphas or [config.federation.alpha]:

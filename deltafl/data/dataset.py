@@ -7,6 +7,7 @@ seam.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from deltafl.errors import UserError
+from deltafl.tensorfile import digest
 
 Index = Tensor | npt.NDArray[np.int64] | Sequence[int]
 
@@ -175,6 +177,16 @@ class Dataset:
         # Divide, subtract, divide: the order of the usual ToTensor and Normalize, bit for bit.
         inputs = images.to(torch.float32).div(self.scale).sub_(mean).div_(std)
         return Samples(inputs, labels)
+
+    def fingerprint(self) -> str:
+        """Return a checksum of everything a run on this set depends on."""
+        tensors = {
+            f"{part} {kind}": tensor
+            for part, split in (("train", self.train), ("test", self.test))
+            for kind, tensor in (("inputs", split.inputs), ("labels", split.labels))
+        }
+        about = f"{digest(tensors)} {self.classes} {self.mean} {self.std} {self.scale}"
+        return hashlib.sha256(f"{about} {self.augment}".encode()).hexdigest()
 
     def referring_to(self, reopen: Callable[[], Dataset]) -> Dataset:
         """Return this set made to pickle as a call of `reopen`, which must itself pickle."""

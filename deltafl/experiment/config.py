@@ -19,6 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from deltafl import data, models, objective, optim, server
 from deltafl.errors import UserError, unknown
+from deltafl.version import __version__
+
+OWN_DATA = "own"
+"""The data set of a task whose data is given in Python, as in own-mlp."""
 
 Number = bool | int | float
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -125,6 +129,7 @@ class Config(Strict):
     """A whole experiment."""
 
     task: str = Field("digits-mlp", description="data set and model, as in fmnist-cnn")
+    data_sha256: str | None = Field(None, description="fingerprint of data given in Python")
     federation: FederationConfig = FederationConfig()
     model: ModelConfig = ModelConfig()
     client: ClientConfig = ClientConfig()
@@ -147,7 +152,7 @@ class Config(Strict):
         if not self.model_name:
             raise UserError(f"task {self.task!r} is not DATASET-MODEL, as in digits-mlp")
         for kind, name, known in (
-            ("data set", self.dataset_name, data.names()),
+            ("data set", self.dataset_name, (*data.names(), OWN_DATA)),
             ("model", self.model_name, models.names()),
             ("server optimizer", self.server.optimizer, server.names()),
         ):
@@ -167,8 +172,8 @@ class Config(Strict):
 
     @property
     def hash(self) -> str:
-        """A short name for the identity."""
-        text = json.dumps(self.identity, sort_keys=True)
+        """A short name for the identity, and for the version that computes it."""
+        text = f"{__version__} {json.dumps(self.identity, sort_keys=True)}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -184,7 +189,7 @@ class Config(Strict):
         tree = self.model_dump()
         for path, value in changes.items():
             set_path(tree, path, value)
-        return validated(Config, tree, "the configuration")
+        return validated(Config, tree, "in the configuration")
 
     def to_toml(self) -> str:
         """Return the whole configuration as TOML; fields that are none are left out."""
@@ -216,24 +221,24 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validated(model: type[Model], tree: Mapping[str, Any], where: str) -> Model:
-    """Build `model` from a tree, or say in one line what is wrong with it and where."""
+    """Build `model` from a tree, or say in one line what is wrong and where ("in x.toml")."""
     try:
         return model.model_validate(tree)
     except ValidationError as invalid:
         # A union reports every member that failed; the first error is the clearest.
         error = invalid.errors(include_url=False)[0]
     except RecursionError:
-        raise UserError(f"{where} is nested too deeply") from None
+        raise UserError(f"the configuration {where} is nested too deeply") from None
     path = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":
         known = list(_section(model, path[:-1]))
         near = get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise UserError(f"unknown key {'.'.join(path)!r} in {where}: {hint}")
+        raise UserError(f"unknown key {'.'.join(path)!r} {where}: {hint}")
     while len(path) > 1 and path[-1] not in _section(model, path[:-1]):
         path.pop()  # the names of a union's members
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    raise UserError(f"{'.'.join(path)} in {where} {message} (it is {error['input']!r})")
+    raise UserError(f"{'.'.join(path)} {where} {message} (it is {error['input']!r})")
 
 
 def _section(model: type[BaseModel], path: list[str]) -> Mapping[str, Any]:

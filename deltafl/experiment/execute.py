@@ -62,9 +62,12 @@ def run(
 ) -> Result:
     """Run an experiment; with `out`, in a folder where it can be resumed.
 
-    A run that is finished there is not run again. `dataset` replaces the task's own data, and
-    `engine` is one that is already open (several runs can share it).
+    A run that is finished there is not run again. `dataset` is data of your own, for a task such
+    as own-mlp, and `engine` one that is already open (several runs can share it).
     """
+    if dataset is not None:
+        # What is computed depends on it, so the run's identity does, too.
+        config = config.override(data_sha256=dataset.fingerprint())
     with contextlib.ExitStack() as stack:
         folder = None
         if out is not None:

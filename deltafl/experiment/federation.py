@@ -13,7 +13,7 @@ from deltafl.data.dataset import Dataset
 from deltafl.data.partition import Partition, make_partition
 from deltafl.engine import Setup
 from deltafl.errors import UserError
-from deltafl.experiment.config import Config
+from deltafl.experiment.config import OWN_DATA, Config
 from deltafl.seeding import numpy_generator
 
 
@@ -62,7 +62,10 @@ def hold_out(config: Config, dataset: Dataset) -> tuple[npt.NDArray[np.int64], .
 
 def build_setup(config: Config, dataset: Dataset | None = None) -> Setup:
     """Return everything an engine needs to run the configuration's clients."""
-    dataset = data.load(config.dataset_name) if dataset is None else dataset
+    if dataset is None:
+        if config.data_sha256 is not None or config.dataset_name == OWN_DATA:
+            raise UserError(f"{config.task} runs on data of its own: give it as run(dataset=...)")
+        dataset = data.load(config.dataset_name)
     client = config.client
     rows, held_out = None, None
     if config.run.evaluate_on == "validation":

@@ -49,10 +49,10 @@ class RoundReport:
             "seconds": round(self.seconds, 4),
         }
         if self.refused:
-            row["refused"] = dict(self.refused)
+            row["refused"] = {str(client): why for client, why in self.refused.items()}
         if self.steps:
             row["steps"] = {
-                client: {
+                str(client): {
                     name: [_finite(getattr(step, name)) for step in metrics.steps]
                     for name in ("smoothness", "growth", "eta", "theta")
                 }
@@ -156,7 +156,7 @@ class Rounds:
         done = about.get("round")
         reason = problem(weights, self.weights)
         if about.get("run") != self.config.hash:
-            reason = "it belongs to another run"
+            reason = "it belongs to another run or version"
         elif not isinstance(done, int) or not 0 <= done <= self.config.run.rounds:
             reason = f"it claims to be of round {done!r}"
         if reason is not None:

@@ -50,7 +50,7 @@ class RunFolder:
             yield
 
     def _check_same(self, place: Path) -> None:
-        there = validated(Config, read_toml(place), str(place)).identity
+        there = validated(Config, read_toml(place), f"in {place}").identity
         here = self.config.identity
         if there != here:
             name, old, new = next(_differences(there, here))
@@ -66,11 +66,17 @@ class RunFolder:
             return None
         try:
             summary = json.loads(place.read_text(encoding="utf-8"))
-            if isinstance(summary, dict) and isinstance(summary.get("weights_sha256"), str):
-                return summary
-        except (ValueError, RecursionError):
-            pass
-        raise UserError(f"{place} is damaged: delete it, and the run finishes again")
+            if not isinstance(summary["weights_sha256"], str):
+                raise TypeError("no checksum")
+            same = summary["run"] == self.config.hash
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(f"{place} is damaged: delete it, and the run finishes again") from None
+        if not same:
+            raise UserError(
+                f"{self.path} was finished by another version of deltafl, whose numbers may "
+                "differ: choose another --out, or delete it"
+            )
+        return dict(summary)
 
     def resume(self, rounds: Rounds) -> None:
         """Put the rounds where the checkpoint is, and drop metrics of later rounds."""

@@ -85,11 +85,23 @@ def _in_range(eta: Tensor, cap: float) -> Tensor:
 class DeltaSGD(StepSizeOptimizer):
     """SGD that finds its own step size from the local smoothness (Δ-SGD, Algorithm 1).
 
-    ::
+    ```python
+    optimizer = DeltaSGD(model.parameters(), curvature="same-batch")
 
-        optimizer = DeltaSGD(model.parameters())
-        loss_fn(model(inputs), targets).backward()
-        optimizer.step()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_fn(model(inputs), targets)
+        loss.backward()
+        return loss
+
+
+    optimizer.step(closure)
+    ```
+
+    With ``curvature="reused"``, the default, ``optimizer.step()`` after ``backward()`` is enough.
+    Its estimate is noisier: where batches differ more than steps, the step size only falls, so
+    call ``reset()`` now and then, as every round of federated learning does.
 
     Args:
         params: parameters, named parameters, or groups of them, as for any torch optimizer.

@@ -12,7 +12,7 @@ from deltafl.experiment.config import read_toml, validated
 
 
 def read(tree: dict) -> Config:
-    return validated(Config, tree, "x.toml")
+    return validated(Config, tree, "in x.toml")
 
 
 def test_toml_keeps_everything(small):

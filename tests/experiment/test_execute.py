@@ -275,13 +275,38 @@ def test_own_data(small):
     dataset = Dataset.from_tensors(
         "mine", (images[:150], labels[:150]), (images[150:], labels[150:])
     )
-    config = small.override(**{"federation.samples": 20, "run.rounds": 20})
+    config = small.override(**{"task": "own-softmax", "federation.samples": 20, "run.rounds": 20})
     inline = run(config, dataset=dataset)
     assert inline.final_test_accuracy > 0.7
     workers = run(
         config.override(**{"engine.kind": "workers", "engine.workers": 2}), dataset=dataset
     )
     assert workers.summary["weights_sha256"] == inline.summary["weights_sha256"]
+
+
+def test_own_data_is_part_of_the_run(small, tmp_path: Path):
+    def dataset(scale):
+        images = torch.arange(60.0).view(60, 1, 1, 1) * scale
+        pair = (images, torch.arange(60) % 2)
+        return Dataset.from_tensors("mine", pair, pair, scale=1.0, mean=(0.0,), std=(1.0,))
+
+    config = small.override(**{"task": "own-softmax", "federation.samples": 5, "run.rounds": 1})
+    first = run(config, dataset=dataset(1.0), out=tmp_path)
+    assert run(config, dataset=dataset(1.0), out=tmp_path) == first
+    with pytest.raises(UserError, match="data_sha256"):
+        run(config, dataset=dataset(2.0), out=tmp_path)
+    with pytest.raises(UserError, match=r"dataset=\.\.\."):
+        run(config)
+
+
+def test_a_run_of_another_version_is_not_taken_for_this_ones(small, tmp_path: Path, monkeypatch):
+    run(small, out=tmp_path)
+    monkeypatch.setattr("deltafl.experiment.config.__version__", "9.9.9")
+    with pytest.raises(UserError, match="another version"):
+        run(small, out=tmp_path)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(UserError, match="another run or version"):
+        run(small, out=tmp_path)
 
 
 def test_validation_holds_training_rows_out_of_the_federation(small):
