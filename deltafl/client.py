@@ -7,10 +7,10 @@ bits wherever a client runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from deltafl import optim
 from deltafl.data.augment import Augmentation, unchanged
 from deltafl.data.dataset import Samples
 from deltafl.models import Classifier
-from deltafl.objective import Objective
+from deltafl.objective import LocalLoss, Objective
 from deltafl.seeding import derive, torch_generator
 
 
@@ -61,6 +61,50 @@ class Updates:
         return len(self.samples)
 
 
+class Steps(Protocol):
+    """How a client's steps are taken; a faster way computes the same up to rounding."""
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Take a step, and return the loss before it."""
+
+    def metrics(self, loss: float, record: bool) -> ClientMetrics:
+        """Return how the steps went."""
+
+
+class OptimizerSteps:
+    """The plain way: a torch optimizer on the model's parameters."""
+
+    def __init__(
+        self, model: Classifier, loss_of: LocalLoss, work: LocalWork, progress: float
+    ) -> None:
+        self._loss_of = loss_of
+        self._optimizer = optim.build(
+            work.optimizer, model.parameters(), lr=work.lr, options=work.options, progress=progress
+        )
+        if isinstance(self._optimizer, optim.DeltaSGD | optim.SPS):
+            self._optimizer.recording = True
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Take a step, and return the loss before it."""
+
+        def closure() -> Tensor:
+            self._optimizer.zero_grad()
+            loss = self._loss_of(inputs, labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        # torch types a closure's loss as float, and hands on whatever it returns.
+        return cast(Tensor, self._optimizer.step(closure))  # type: ignore[arg-type]
+
+    def metrics(self, loss: float, record: bool) -> ClientMetrics:
+        """Return how the steps went."""
+        if not isinstance(self._optimizer, optim.DeltaSGD | optim.SPS):
+            return ClientMetrics(loss, float(self._optimizer.param_groups[0]["lr"]))
+        steps = tuple(self._optimizer.records)
+        mean = sum(step.eta for step in steps) / len(steps)
+        return ClientMetrics(loss, mean, steps if record else ())
+
+
 def train(
     model: Classifier,
     work: LocalWork,
@@ -69,40 +113,29 @@ def train(
     memory: Mapping[str, Tensor] | None,
     seed: int,
     progress: float,
+    stepping: Callable[[Classifier, LocalLoss, LocalWork, float], Steps] = OptimizerSteps,
 ) -> Updates:
     """Train `model` from the global `weights` on one client's samples.
 
     `memory` is what the client kept from its last round (its weights, for objectives that
-    remember), `progress` the share of the rounds that is done, for schedules over rounds.
+    remember), `progress` the share of the rounds that is done, for schedules over rounds, and
+    `stepping` how steps are taken.
     """
     device = next(model.parameters()).device
     with one_thread(), isolated_randomness(derive(seed, "torch"), device):
         model.load_state_dict(weights)
         model.train()
         loss_of = work.objective.start(model, weights, memory)
-        optimizer = optim.build(
-            work.optimizer, model.parameters(), lr=work.lr, options=work.options, progress=progress
-        )
-        if isinstance(optimizer, optim.DeltaSGD | optim.SPS):
-            optimizer.recording = True
+        steps = stepping(model, loss_of, work, progress)
         augmenting = torch_generator(seed, "augment")
         losses = []
         for index in batches(len(samples), work.epochs, work.batch_size, seed):
             inputs, labels = samples.batch(index)
-            inputs = work.augment(inputs, augmenting).to(device)
-            labels = labels.to(device)
-
-            def closure(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
-                optimizer.zero_grad()
-                loss = loss_of(inputs, labels)
-                loss.backward()  # type: ignore[no-untyped-call]
-                return loss.detach()
-
-            # torch types a closure's loss as float, and hands on whatever it returns.
-            losses.append(cast(Tensor, optimizer.step(closure)))  # type: ignore[arg-type]
-    metrics = _metrics(torch.stack(losses), optimizer, work.record_step_sizes)
-    weights = {name: value.unsqueeze(0) for name, value in model.state_dict().items()}
-    return Updates(weights, [len(samples)], [metrics])
+            inputs = work.augment(inputs, augmenting)
+            losses.append(steps.step(inputs.to(device), labels.to(device)))
+    metrics = steps.metrics(float(torch.stack(losses).mean()), work.record_step_sizes)
+    trained = {name: value.unsqueeze(0) for name, value in model.state_dict().items()}
+    return Updates(trained, [len(samples)], [metrics])
 
 
 def batches(samples: int, epochs: int, batch_size: int, seed: int) -> Iterator[Tensor]:
@@ -127,15 +160,6 @@ def sample_order(samples: int, epochs: int, seed: int) -> Tensor:
 def local_steps(samples: int, epochs: int, batch_size: int) -> int:
     """Return K, the number of steps a client takes in a round (Section 4, FL setup)."""
     return max(1, epochs * samples // batch_size)
-
-
-def _metrics(losses: Tensor, optimizer: torch.optim.Optimizer, record: bool) -> ClientMetrics:
-    loss = float(losses.mean())
-    if not isinstance(optimizer, optim.DeltaSGD | optim.SPS):
-        return ClientMetrics(loss, float(optimizer.param_groups[0]["lr"]))
-    steps = tuple(optimizer.records)
-    mean = sum(step.eta for step in steps) / len(steps)
-    return ClientMetrics(loss, mean, steps if record else ())
 
 
 @contextmanager

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deltafl import client, models, stacked, tensorfile
+from deltafl import client, models, tensorfile
 from deltafl.client import Updates
 from deltafl.engine.base import ClientTask, Setup
 from deltafl.errors import UserError
+from deltafl.fast import stacked
+from deltafl.fast.flat import FlatSteps, flattens
 from deltafl.models import Classifier
 from deltafl.seeding import derive
 
@@ -27,6 +29,7 @@ def build_model(setup: Setup) -> Classifier:
         classes=setup.dataset.num_classes,
         width=setup.width,
         norm=setup.norm,
+        fast=setup.fast,
         seed=derive(setup.seed, "model"),
     )
 
@@ -38,6 +41,8 @@ class Workbench:
         self._setup = setup
         self.model = build_model(setup).to(setup.device)
         self._stacks = bundle_size(setup, self.model) > 1
+        flat = setup.fast and flattens(self.model, setup.work)
+        self._stepping = FlatSteps if flat else client.OptimizerSteps
         # Lazy partitions work a client's rows out anew each time they are asked.
         self._rows = lru_cache(maxsize=4096)(setup.partition.indices)
 
@@ -65,6 +70,7 @@ class Workbench:
             None if task.recall is None else tensorfile.load(task.recall)[0],
             self._seed(task),
             task.progress,
+            self._stepping,
         )
         if task.remember is not None:
             tensorfile.save(task.remember, {n: v[0] for n, v in updates.weights.items()})

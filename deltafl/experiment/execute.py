@@ -142,5 +142,6 @@ def _summary(rounds: Rounds, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "weights_sha256": rounds.weights_sha256(),
         "run": rounds.config.hash,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "native_kernels": rounds.native,
         "versions": {"deltafl": __version__, "torch": torch.__version__},
     }

@@ -71,6 +71,8 @@ class Rounds:
         self.remembers = setup.work.objective.remembers
         model = build_model(setup)
         self._trainable = trainable_names(model)
+        # Asked here first, so that the kernels are compiled once and not by every worker.
+        self.native = model.native
         self.server = self._serve(weights_of(model))
         engine.open(setup)
 
@@ -148,7 +150,7 @@ class Rounds:
         """Return all that the next round depends on, as tensors and JSON."""
         tensors = {f"weights/{name}": value for name, value in self.weights.items()}
         tensors |= {f"server/{name}": v for name, v in self.server.state_tensors().items()}
-        return tensors, {"round": self.done, "run": self.config.hash}
+        return tensors, {"round": self.done, "run": self.config.hash, "native": self.native}
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Continue from a state that `state` returned."""
@@ -159,6 +161,12 @@ class Rounds:
             reason = "it belongs to another run or version"
         elif not isinstance(done, int) or not 0 <= done <= self.config.run.rounds:
             reason = f"it claims to be of round {done!r}"
+        elif about.get("native") is not self.native:
+            reason = (
+                "it was computed with compiled kernels, and there is no C compiler here"
+                if about.get("native")
+                else "it was computed without compiled kernels; set DELTAFL_NATIVE=0 to go on so"
+            )
         if reason is not None:
             raise UserError(f"the checkpoint does not fit this run ({reason}): delete it")
         self.server = self._serve(weights)

@@ -41,6 +41,7 @@ def build(
     classes: int,
     width: int | None = None,
     norm: str | None = None,
+    fast: bool = False,
     seed: int,
 ) -> Classifier:
     """Return a model on the CPU whose initial weights depend on its options and `seed` only.
@@ -51,6 +52,7 @@ def build(
         classes: The number of classes, at least two.
         width: Hidden units of `mlp` or base channels of a ResNet; None is 64 for both.
         norm: `batch` or `group`, for a ResNet; None is `batch`.
+        fast: Whether the model may compute by kernels of ours instead of torch's.
         seed: Seeds the initial weights. The global random state is left as it was.
     """
     if name not in _MODELS:
@@ -78,4 +80,7 @@ def build(
     # The CPU generator alone: torch.manual_seed would also reseed those of the accelerators.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return make(shape, classes, **options)
+        model = make(shape, classes, **options)
+    if fast:
+        model.speed_up()
+    return model

@@ -14,6 +14,18 @@ class Classifier(nn.Module):
     logits calls the two halves itself and pays for one forward pass.
     """
 
+    fast = False
+    """Whether to compute by the fast path, which equals the plain one up to rounding."""
+
+    def speed_up(self) -> None:
+        """Take the fast path from now on."""
+        self.fast = True
+
+    @property
+    def native(self) -> bool:
+        """Whether that path runs compiled kernels, whose bits are not those of torch."""
+        return False
+
     stacks = False
     """Whether `stacked` is there: small models give it, so that many clients train at once."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from deltafl import kernels
 from deltafl.errors import UserError
 from deltafl.models.base import Classifier
 
@@ -40,12 +41,31 @@ class CNN(Classifier):
         self.dropout = nn.Dropout(0.5)
         self.head = nn.Linear(50, classes)
 
+    @property
+    def native(self) -> bool:
+        """Whether the convolutions run in compiled kernels."""
+        return self.fast and kernels.available()
+
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the 50 activations of the first fully connected layer, before dropout."""
-        maps = F.max_pool2d(self.conv1(inputs), 2).relu()
-        maps = F.max_pool2d(self.channel_dropout(self.conv2(maps)), 2).relu()
+        maps = self._fused(inputs) if self.fast else self._plain(inputs)
         hidden: Tensor = self.hidden(maps.flatten(1))
         return hidden.relu()
+
+    def _plain(self, inputs: Tensor) -> Tensor:
+        maps = F.max_pool2d(self.conv1(inputs), 2).relu()
+        return F.max_pool2d(self.channel_dropout(self.conv2(maps)), 2).relu()
+
+    def _fused(self, inputs: Tensor) -> Tensor:
+        """Compute what `_plain` does, with the same dropout masks, up to rounding."""
+        first, second, p = self.conv1, self.conv2, self.channel_dropout.p
+        assert first.bias is not None
+        assert second.bias is not None
+        maps = kernels.conv_pool_relu(inputs, first.weight, first.bias)
+        scale = None
+        if self.training:
+            scale = kernels.dropout2d_scale(len(maps), second.out_channels, p, like=maps)
+        return kernels.conv_pool_relu(maps, second.weight, second.bias, scale)
 
     def classify(self, representation: Tensor) -> Tensor:
         """Return the logits of those activations, dropout in between."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from deltafl.models.base import Classifier
@@ -94,6 +95,7 @@ class ResNet(Classifier):
         self, shape: tuple[int, int, int], classes: int, width: int = 64, norm: Norm = "batch"
     ) -> None:
         super().__init__()
+        self._width = width
         make_norm = _norm(norm, width)
         self.stem = nn.Sequential(_conv(shape[0], width, 3), make_norm(width), nn.ReLU())
         blocks: list[nn.Module] = []
@@ -110,8 +112,19 @@ class ResNet(Classifier):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
+    def speed_up(self) -> None:
+        """Keep a pixel's channels together, which the CPU's convolutions prefer.
+
+        Only if they fill vectors: with 4 channels torch 2.13 writes past the end of its memory.
+        """
+        if self._width % 16 == 0:
+            super().speed_up()
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the maps of the last stage, averaged over the pixels."""
+        if self.fast:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         maps: Tensor = self.blocks(self.stem(inputs))
         return maps.mean(dim=(2, 3))
 

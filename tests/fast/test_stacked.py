@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deltafl import Config, client, models, objective, optim, run, stacked
+from deltafl import Config, client, models, objective, optim, run
 from deltafl.client import LocalWork
 from deltafl.data.dataset import Samples
+from deltafl.fast import stacked
 
 OPTIMIZERS = [
     *[(name, {}) for name in optim.names()],

@@ -1,40 +1,22 @@
-"""Many small clients at once: the fast path of `client.train` where dispatch outweighs arithmetic.
+"""How clients step whose weights are stacked: Delta-SGD, SPS and torch's own optimizers.
 
-The weights of several clients are stacked along a leading axis, and every local step is done for
-all of them with one batched operation. It computes what `client.train` computes, up to rounding
-(the tests hold it to that), for clients with the same number of steps and the same batch size.
+Each rule computes what the optimizer of the same name does, for several clients at once (or one),
+with a step size each. The rule of Delta-SGD itself is the optimizer's, `next_step_size`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from deltafl import optim
-from deltafl.client import (
-    ClientMetrics,
-    LocalWork,
-    Updates,
-    local_steps,
-    one_thread,
-    sample_order,
-)
-from deltafl.data.augment import unchanged
-from deltafl.data.dataset import Samples
-from deltafl.models import Classifier
-from deltafl.objective import CrossEntropy, FedProx
-from deltafl.optim import DeltaSGD, StepRecord
+from deltafl.client import ClientMetrics, LocalWork
+from deltafl.optim import SPS, DeltaSGD, StepRecord
 from deltafl.optim.delta_sgd import next_step_size
-
-# Floating point operations of a batched step below which torch's dispatch outweighs them: so many
-# clients are stacked that together they reach it.
-WORTHWHILE = 128e6
-LARGEST = 64
 
 # Optimizers that treat every element alike: to them a stack of clients is just more elements.
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
@@ -51,110 +33,39 @@ class Decision(NamedTuple):
     theta: Tensor | None
 
 
-def bundle_size(model: Classifier, work: LocalWork) -> int:
-    """Return how many clients of a run to stack; 1 leaves them to `client.train`."""
-    if not _stackable(model, work):
-        return 1
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    # A multiply-add a parameter and sample forward, and two backward.
-    return int(min(LARGEST, max(1, WORTHWHILE // (6 * work.batch_size * parameters))))
+class Loss(Protocol):
+    """The objective of every client, which a rule asks for gradients."""
+
+    def gradients(self, point: Point, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Point]:
+        """Return one loss a client, and the gradients at a point.
+
+        The first call of a step is at the clients' weights; another one sees the same randomness.
+        """
 
 
-def _stackable(model: Classifier, work: LocalWork) -> bool:
-    settings = _settings(work, 0.0)
+def has_rule(work: LocalWork) -> bool:
+    """Whether there is a rule for the optimizer with its options."""
+    settings = optimizer_settings(work, 0.0)
     plain = not settings.get("weight_decay") and not settings.get("maximize")
     cls = optim.lookup(work.optimizer).cls
     return (
-        model.stacks
-        and isinstance(work.objective, CrossEntropy | FedProx)
-        and work.augment is unchanged
-        and (
-            cls in ELEMENTWISE
-            or (cls is DeltaSGD and plain)
-            or (cls is optim.SPS and plain and settings["lr"] == 1)
-        )
+        cls in ELEMENTWISE
+        or (cls is DeltaSGD and plain)
+        or (cls is SPS and plain and settings["lr"] == 1)
     )
 
 
-def _settings(work: LocalWork, progress: float) -> dict[str, Any]:
+def optimizer_settings(work: LocalWork, progress: float) -> dict[str, Any]:
     """Return the optimizer's options as its own constructor checks and completes them."""
-    return _build(work, [torch.zeros((), requires_grad=True)], progress).param_groups[0]
+    placeholder = [torch.zeros((), requires_grad=True)]
+    return build_optimizer(work, placeholder, progress).param_groups[0]
 
 
-def _build(work: LocalWork, weights: Sequence[Tensor], progress: float) -> torch.optim.Optimizer:
+def build_optimizer(
+    work: LocalWork, weights: Sequence[Tensor], progress: float
+) -> torch.optim.Optimizer:
+    """Build the optimizer of a client on some tensors."""
     return optim.build(work.optimizer, weights, lr=work.lr, options=work.options, progress=progress)
-
-
-def train(
-    model: Classifier,
-    work: LocalWork,
-    weights: Point,
-    samples: Samples,
-    sizes: Sequence[int],
-    seeds: Sequence[int],
-    progress: float,
-) -> Updates:
-    """Train clients from the global weights; `samples` holds theirs one after the other."""
-    device = next(model.parameters()).device
-    with one_thread(), torch.no_grad():
-        start = {name: value.to(device) for name, value in weights.items()}
-        loss = Loss(model, work, start)
-        point = {
-            name: value.expand(len(sizes), *value.shape).clone() for name, value in start.items()
-        }
-        rule = _rule(point, loss, work, progress)
-        losses = []
-        for index in _schedule(work, sizes, seeds):
-            inputs, labels = samples.batch(index.reshape(-1))
-            shape = index.shape
-            losses.append(
-                rule.step(
-                    inputs.view(*shape, *inputs.shape[1:]).to(device), labels.view(shape).to(device)
-                )
-            )
-    metrics = _metrics(torch.stack(losses).mean(0), rule.decisions, work.record_step_sizes)
-    return Updates(point, list(sizes), metrics)
-
-
-def _schedule(work: LocalWork, sizes: Sequence[int], seeds: Sequence[int]) -> Tensor:
-    """Return the rows of every step, [step, client, sample of the batch]."""
-    steps = local_steps(sizes[0], work.epochs, work.batch_size)
-    batch = min(work.batch_size, work.epochs * sizes[0])
-    orders, offset = [], 0
-    for size, seed in zip(sizes, seeds, strict=True):
-        orders.append(sample_order(size, work.epochs, seed)[: steps * batch].add_(offset))
-        offset += size
-    return torch.stack(orders).view(len(sizes), steps, batch).transpose(0, 1)
-
-
-class Loss:
-    """The objective of every client of a stack on its own batch."""
-
-    def __init__(self, model: Classifier, work: LocalWork, anchors: Point) -> None:
-        self._model = model
-        self._anchors = anchors
-        self._mu = work.objective.mu if isinstance(work.objective, FedProx) else 0.0
-
-    def __call__(self, point: Point, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return one loss a client."""
-        logits = self._model.stacked(point, inputs)
-        each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        losses = each.view(labels.shape).mean(1)
-        if self._mu:
-            squares = [
-                (value - self._anchors[name]).square().flatten(1).sum(1)
-                for name, value in point.items()
-            ]
-            losses = losses + self._mu / 2 * torch.stack(squares).sum(0)
-        return losses
-
-    def gradients(self, point: Point, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Point]:
-        """Return the losses and their gradients; clients share nothing, so a sum keeps them."""
-        leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
-        with torch.enable_grad():
-            losses = self(leaves, inputs, labels)
-            gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        return losses.detach(), dict(zip(leaves, gradients, strict=True))
 
 
 class Rule:
@@ -174,11 +85,12 @@ class Rule:
             value.sub_(gradients[name] * eta.view(-1, *[1] * (value.ndim - 1)))
 
 
-def _rule(point: dict[str, Tensor], loss: Loss, work: LocalWork, progress: float) -> Rule:
+def build_rule(point: dict[str, Tensor], loss: Loss, work: LocalWork, progress: float) -> Rule:
+    """Return the rule of a client optimizer; it changes the tensors of `point` in place."""
     cls = optim.lookup(work.optimizer).cls
     if cls in ELEMENTWISE:
-        return ElementwiseRule(point, loss, _build(work, list(point.values()), progress))
-    settings = _settings(work, progress)
+        return ElementwiseRule(point, loss, build_optimizer(work, list(point.values()), progress))
+    settings = optimizer_settings(work, progress)
     return (
         DeltaRule(point, loss, settings) if cls is DeltaSGD else PolyakRule(point, loss, settings)
     )
@@ -274,11 +186,15 @@ class PolyakRule(Rule):
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return the norm over all tensors of each client, in float64 as the optimizers do."""
-    squares = [tensor.double().flatten(1).square().sum(1) for tensor in tensors]
-    return torch.stack(squares).sum(0).sqrt()
+    squares = [tensor.double().flatten(1).square_().sum(1) for tensor in tensors]
+    total = squares[0] if len(squares) == 1 else torch.stack(squares).sum(0)
+    return total.sqrt_()
 
 
-def _metrics(losses: Tensor, decisions: Sequence[Decision], record: bool) -> list[ClientMetrics]:
+def client_metrics(
+    losses: Tensor, decisions: Sequence[Decision], record: bool
+) -> list[ClientMetrics]:
+    """Return how every client's steps went."""
     mean = torch.stack([decision.eta for decision in decisions]).mean(0)
     numbers = zip(losses.tolist(), mean.tolist(), strict=True)
     if not record or decisions[-1].theta is None:

@@ -1,0 +1,116 @@
+"""Many small clients at once: the fast path of `client.train` where dispatch outweighs arithmetic.
+
+The weights of several clients are stacked along a leading axis, and every local step is done for
+all of them with one batched operation. It computes what `client.train` computes, up to rounding
+(the tests hold it to that), for clients with the same number of steps and the same batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deltafl.client import LocalWork, Updates, local_steps, one_thread, sample_order
+from deltafl.data.augment import unchanged
+from deltafl.data.dataset import Samples
+from deltafl.fast.rules import Point, build_rule, client_metrics, has_rule
+from deltafl.models import Classifier
+from deltafl.objective import CrossEntropy, FedProx
+
+# Floating point operations of a batched step below which torch's dispatch outweighs them: so many
+# clients are stacked that together they reach it.
+WORTHWHILE = 128e6
+LARGEST = 64
+
+
+def bundle_size(model: Classifier, work: LocalWork) -> int:
+    """Return how many clients of a run to stack; 1 leaves them to `client.train`."""
+    if not _stackable(model, work):
+        return 1
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    # A multiply-add a parameter and sample forward, and two backward.
+    return int(min(LARGEST, max(1, WORTHWHILE // (6 * work.batch_size * parameters))))
+
+
+def _stackable(model: Classifier, work: LocalWork) -> bool:
+    return (
+        model.stacks
+        and isinstance(work.objective, CrossEntropy | FedProx)
+        and work.augment is unchanged
+        and has_rule(work)
+    )
+
+
+def train(
+    model: Classifier,
+    work: LocalWork,
+    weights: Point,
+    samples: Samples,
+    sizes: Sequence[int],
+    seeds: Sequence[int],
+    progress: float,
+) -> Updates:
+    """Train clients from the global weights; `samples` holds theirs one after the other."""
+    device = next(model.parameters()).device
+    with one_thread(), torch.no_grad():
+        start = {name: value.to(device) for name, value in weights.items()}
+        loss = StackedLoss(model, work, start)
+        point = {
+            name: value.expand(len(sizes), *value.shape).clone() for name, value in start.items()
+        }
+        rule = build_rule(point, loss, work, progress)
+        losses = []
+        for index in _schedule(work, sizes, seeds):
+            inputs, labels = samples.batch(index.reshape(-1))
+            shape = index.shape
+            losses.append(
+                rule.step(
+                    inputs.view(*shape, *inputs.shape[1:]).to(device), labels.view(shape).to(device)
+                )
+            )
+    metrics = client_metrics(torch.stack(losses).mean(0), rule.decisions, work.record_step_sizes)
+    return Updates(point, list(sizes), metrics)
+
+
+def _schedule(work: LocalWork, sizes: Sequence[int], seeds: Sequence[int]) -> Tensor:
+    """Return the rows of every step, [step, client, sample of the batch]."""
+    steps = local_steps(sizes[0], work.epochs, work.batch_size)
+    batch = min(work.batch_size, work.epochs * sizes[0])
+    orders, offset = [], 0
+    for size, seed in zip(sizes, seeds, strict=True):
+        orders.append(sample_order(size, work.epochs, seed)[: steps * batch].add_(offset))
+        offset += size
+    return torch.stack(orders).view(len(sizes), steps, batch).transpose(0, 1)
+
+
+class StackedLoss:
+    """The objective of every client of a stack on its own batch."""
+
+    def __init__(self, model: Classifier, work: LocalWork, anchors: Point) -> None:
+        self._model = model
+        self._anchors = anchors
+        self._mu = work.objective.mu if isinstance(work.objective, FedProx) else 0.0
+
+    def __call__(self, point: Point, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return one loss a client."""
+        logits = self._model.stacked(point, inputs)
+        each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        losses = each.view(labels.shape).mean(1)
+        if self._mu:
+            squares = [
+                (value - self._anchors[name]).square().flatten(1).sum(1)
+                for name, value in point.items()
+            ]
+            losses = losses + self._mu / 2 * torch.stack(squares).sum(0)
+        return losses
+
+    def gradients(self, point: Point, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Point]:
+        """Return the losses and their gradients; clients share nothing, so a sum keeps them."""
+        leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
+        with torch.enable_grad():
+            losses = self(leaves, inputs, labels)
+            gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        return losses.detach(), dict(zip(leaves, gradients, strict=True))
