@@ -28,7 +28,8 @@ def execute(options: RunOptions) -> None:
     console.print(
         f"{config.task}, {config.client.optimizer}: test accuracy "
         f"[bold]{summary['final_test_accuracy']:.2%}[/] after {summary['rounds']} rounds "
-        f"({summary['seconds']:.1f} s)" + (f", {refused} updates refused" if refused else "")
+        f"({summary['seconds']:.1f} s)" + (f", {refused} updates refused" if refused else ""),
+        soft_wrap=True,
     )
     console.print(f"weights_sha256 {summary['weights_sha256']}", soft_wrap=True)
     console.print(f"run folder {folder}", soft_wrap=True)

@@ -134,7 +134,7 @@ def sentence(summary: pd.DataFrame) -> str:
     if places:
         clauses = [_lead(places[0], where, summary), *_followers(places, len(where))]
     else:
-        clauses = [f"No optimizer ran in all {len(where)} settings"]
+        clauses = [f"No optimizer ran in {_every(len(where))}"]
     partial = [
         f"{_name(name)} ({ran[name]} of {len(where)} settings)"
         for name in names
@@ -160,12 +160,16 @@ def _lead(place: _Place, where: Sequence[tuple[str, float | None]], summary: pd.
         return f"On {setting_label(*where[0])}, {who} {verb} the best accuracy, {top}"
     if gap == 0:
         verb = "reaches" if one else "reach"
-        return f"{who} {verb} the best accuracy in all {len(where)} settings"
+        return f"{who} {verb} the best accuracy in {_every(len(where))}"
     verb = "is" if one else "are"
     return (
         f"{who} {verb} at worst {_points(gap)} points behind the best over "
         f"{len(where)} settings, the smallest such gap"
     )
+
+
+def _every(number: int) -> str:
+    return "both settings" if number == 2 else f"all {number} settings"
 
 
 def _followers(places: Sequence[_Place], number: int) -> Iterator[str]:

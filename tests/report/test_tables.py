@@ -238,7 +238,7 @@ def test_csv_reads_back_as_the_summary() -> None:
                     }
                 )
             ),
-            "X reaches the best accuracy in all 2 settings; the next most robust, Y and Z, fall "
+            "X reaches the best accuracy in both settings; the next most robust, Y and Z, fall "
             "10.0 points behind.",
         ),
         (
@@ -256,7 +256,7 @@ def test_csv_reads_back_as_the_summary() -> None:
         ),
         (
             summarise(runs({("a", 1.0, "SGD"): [0.8], ("b", 1.0, "Adam"): [0.9]})),
-            "No optimizer ran in all 2 settings; not ranked, as not run everywhere: "
+            "No optimizer ran in both settings; not ranked, as not run everywhere: "
             "SGD (1 of 2 settings) and Adam (1 of 2 settings).",
         ),
     ],
