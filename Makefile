@@ -7,7 +7,7 @@ export NO_MKDOCS_2_WARNING := 1
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs docs-serve clean
+.PHONY: help demo test lint types docs docs-serve bench bench-quick clean
 
 help: ## show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,12 @@ docs: $(STAMP) ## build the site into site/
 
 docs-serve: $(STAMP) ## show the site while writing it
 	@$(BIN)/mkdocs serve
+
+bench: $(STAMP) ## measure speed and memory beside other simulators, on an idle machine (half an hour)
+	@$(BIN)/python -m benchmarks all
+
+bench-quick: $(STAMP) ## measure speed beside a hand-written loop (two minutes)
+	@$(BIN)/python -m benchmarks quick
 
 clean: ## delete the environment, the runs and all caches
 	rm -rf .venv runs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

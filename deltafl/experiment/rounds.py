@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from deltafl import tensorfile
-from deltafl.client import ClientMetrics
+from deltafl.client import ClientMetrics, one_thread
 from deltafl.engine import ClientTask, Engine, Evaluation, Setup
 from deltafl.engine.workbench import build_model
 from deltafl.errors import UserError
@@ -95,7 +95,10 @@ class Rounds:
     def run(self, memory: ClientMemory | None = None) -> Iterator[RoundReport]:
         """Run the rounds that are left, yielding after each."""
         while self.done < self.config.run.rounds:
-            yield self._round(self.done + 1, memory)
+            # Threads that wait for each other would only get in the way of the workers.
+            with one_thread():
+                report = self._round(self.done + 1, memory)
+            yield report
 
     def _round(self, number: int, memory: ClientMemory | None) -> RoundReport:
         start = time.perf_counter()
