@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -37,8 +37,7 @@ class LocalWork:
     record_step_sizes: bool = False
 
 
-@dataclass(frozen=True)
-class ClientMetrics:
+class ClientMetrics(NamedTuple):
     """How a client's round went. `steps` holds the step-size record where one was asked for."""
 
     loss: float
@@ -154,7 +153,8 @@ def sample_order(samples: int, epochs: int, seed: int) -> Tensor:
     It is one stream that is cut into batches, so no epoch loses its remainder.
     """
     generator = torch_generator(seed, "batches")
-    return torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)])
+    passes = [torch.randperm(samples, generator=generator) for _ in range(epochs)]
+    return passes[0] if epochs == 1 else torch.cat(passes)
 
 
 def local_steps(samples: int, epochs: int, batch_size: int) -> int:

@@ -30,12 +30,19 @@ def main(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"deltafl: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except MemoryError:
+        print("deltafl: out of memory: ask for less (clients, samples, width)", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("deltafl: stopped; the same command goes on where it stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        print(f"deltafl: {what}{error.strerror or error}", file=sys.stderr)
+        return 2
     return 0
 
 

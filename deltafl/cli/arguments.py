@@ -25,7 +25,7 @@ def options(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fie
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             sections.append((name, field.annotation))
-        else:
+        elif name != "data_sha256":  # set by Python, where data can be given
             yield f"{prefix}{name}".replace("_", "-"), field
     for name, section in sections:
         yield from options(section, f"{prefix}{name}.")
@@ -74,9 +74,14 @@ def _value(option: str, field: FieldInfo, words: list[str]) -> Any:
         return words
     if len(words) > 1:
         raise UserError(f"--{option} takes one value, not {len(words)} ({' '.join(words)})")
-    if words[0].lower() == "none" and type(None) in kinds:
+    choices = [choice for member in members(field.annotation) for choice in _choices(member)]
+    if words[0].lower() == "none" and type(None) in kinds and "none" not in choices:
         return None
     return words[0]
+
+
+def _choices(member: Any) -> tuple[Any, ...]:
+    return get_args(member) if get_origin(member) is Literal else ()
 
 
 def _pair(option: str, word: str) -> tuple[str, Any]:
@@ -85,7 +90,7 @@ def _pair(option: str, word: str) -> tuple[str, Any]:
         raise UserError(f"--{option} takes name=value, not {word!r}")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 

@@ -52,7 +52,8 @@ class Command:
                 section = head
                 table.add_row("")
             default = field.get_default(call_default_factory=True, validated_data={})
-            shown = "" if default in (None, PydanticUndefined, [], {}, ()) else f" \\[{default}]"
+            words = " ".join(default) if isinstance(default, list) else default
+            shown = "" if words in (None, PydanticUndefined, "", {}, ()) else f" \\[{words}]"
             table.add_row(
                 f"--{name}",
                 escape(arguments.kind(field)),

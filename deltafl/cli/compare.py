@@ -53,8 +53,10 @@ def execute(options: CompareOptions) -> None:
     write_atomically(options.out / "table.md", table.encode())
     write_atomically(options.out / "table.csv", report.to_csv(summary).encode())
     console.print(report.to_rich(summary))
-    console.print(report.sentence(summary), soft_wrap=True)
-    console.print(f"table {options.out / 'table.md'}, picture {figures[1]}", soft_wrap=True)
+    console.print(report.sentence(summary), soft_wrap=True, markup=False)
+    console.print(
+        f"table {options.out / 'table.md'}, picture {figures[1]}", soft_wrap=True, markup=False
+    )
 
 
 COMMAND = Command(

@@ -30,14 +30,16 @@ def show(_names: Sequence[str]) -> None:
             escape(row.licence),
         )
     console.print(table)
-    console.print(f"data folder {data.folders()[0]} (DELTAFL_DATA changes it)", soft_wrap=True)
+    console.print(
+        f"data folder {data.folders()[0]} (DELTAFL_DATA changes it)", soft_wrap=True, markup=False
+    )
 
 
 def get(names: Sequence[str]) -> None:
     """Bring data sets to this machine."""
     if not names:
         raise UserError(f"data get needs names: {' '.join(data.names())}, or all")
-    _each(names, data.get, "is in")
+    _each(names, data.get, "is here:")
 
 
 def verify(names: Sequence[str]) -> None:
@@ -48,7 +50,7 @@ def verify(names: Sequence[str]) -> None:
 def _each(names: Sequence[str], action: Callable[[str], Status], outcome: str) -> None:
     for name in data.names() if list(names) == ["all"] else names:
         row = action(name)
-        console.print(f"{row.name} {outcome} {row.where}", soft_wrap=True)
+        console.print(f"{row.name} {outcome} {row.where}", soft_wrap=True, markup=False)
 
 
 ACTIONS = {"list": show, "get": get, "verify": verify}

@@ -50,7 +50,7 @@ def execute(options: PartitionOptions) -> None:
     report.save(report.heterogeneity_bars(panels, dataset.classes), options.out)
     table = options.out.with_suffix(".csv")
     write_atomically(table, _counts(panels, dataset.classes).to_csv(index=False).encode())
-    console.print(f"picture {options.out}, numbers {table}", soft_wrap=True)
+    console.print(f"picture {options.out}, numbers {table}", soft_wrap=True, markup=False)
 
 
 def _counts(panels: dict[str, npt.NDArray[np.int64]], classes: tuple[str, ...]) -> pd.DataFrame:

@@ -26,13 +26,14 @@ def execute(options: RunOptions) -> None:
     summary = result.summary
     refused = summary["refused_updates"]
     console.print(
-        f"{config.task}, {config.client.optimizer}: test accuracy "
-        f"[bold]{summary['final_test_accuracy']:.2%}[/] after {summary['rounds']} rounds "
+        f"{config.task}, {config.client.optimizer}: {config.run.evaluate_on} accuracy "
+        f"{summary['final_test_accuracy']:.2%} after {summary['rounds']} rounds "
         f"({summary['seconds']:.1f} s)" + (f", {refused} updates refused" if refused else ""),
         soft_wrap=True,
+        markup=False,
     )
     console.print(f"weights_sha256 {summary['weights_sha256']}", soft_wrap=True)
-    console.print(f"run folder {folder}", soft_wrap=True)
+    console.print(f"run folder {folder}", soft_wrap=True, markup=False)
 
 
 COMMAND = Command(

@@ -42,7 +42,11 @@ def execute(options: TuneOptions) -> None:
     place = options.out / "learning-rates.toml"
     write_atomically(place, tomli_w.dumps({"learning_rates": rates}).encode())
     console.print(_table(comparison, rates))
-    console.print(f"learning rates {place}: give it to deltafl compare --learning-rates")
+    console.print(
+        f"learning rates {place}: give it to deltafl compare --learning-rates",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def _table(comparison: Comparison, rates: dict[str, float]) -> Table:

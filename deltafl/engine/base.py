@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,7 @@ class Setup:
         return len(self.dataset.test) if self.held_out is None else len(self.held_out)
 
 
-@dataclass(frozen=True)
-class ClientTask:
+class ClientTask(NamedTuple):
     """One client's work in one round. Memories are files, so that they outlive a process."""
 
     client: int

@@ -53,10 +53,10 @@ class Workbench:
         (task,) = tasks
         try:
             return self._train_one(weights, task)
-        except UserError:
+        except (UserError, OSError):
             raise
         except Exception as error:
-            raise RuntimeError(
+            raise UserError(
                 f"client {task.client} failed in round {task.round}: {error}"
             ) from error
 

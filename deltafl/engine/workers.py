@@ -56,7 +56,8 @@ class Worker:
         }
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "deltafl.engine.worker", str(theirs.fileno())],
+                # -P: the folder we were started in is not where modules are looked for.
+                [sys.executable, "-P", "-m", "deltafl.engine.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
@@ -131,8 +132,23 @@ class WorkersEngine:
         if self._run is not None:
             self._run.close()
         self._run = _Run(setup, SLOTS_PER_WORKER * self._count)
-        for worker in self._workers:
-            worker.open(self._run)
+        for place in range(self._count):
+            self._open(place)
+
+    def _open(self, place: int) -> None:
+        """Hand the run to a worker, or to another in its place if it has died."""
+        for _ in range(MAX_TRIES):
+            try:
+                self._workers[place].open(self._opened())
+            except OSError:
+                self._workers[place].close()
+                self._workers[place] = Worker()
+            else:
+                return
+        raise UserError(
+            f"workers end before they begin (exit code {self._workers[place].process.poll()}): "
+            "see what they say above, or use --engine.kind inline"
+        )
 
     def train(
         self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]
@@ -218,8 +234,8 @@ class WorkersEngine:
         """Put a new worker where one has died, and its job back to the front."""
         dead = self._workers[place]
         dead.close()
-        replacement = self._workers[place] = Worker()
-        replacement.open(self._opened())
+        self._workers[place] = Worker()
+        self._open(place)
         if (job := dead.job) is None:
             return
         job.tries += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pandas as pd
+import torch
 
 from deltafl import engine as engines
 from deltafl import optim
@@ -145,6 +146,7 @@ def read_rates(path: Path) -> dict[str, float]:
 
 def run_all(configs: Sequence[Config], out: Path | str, watcher: Watcher | None) -> Comparison:
     """Run configurations one after the other on one engine, each in a folder of its own."""
+    _check(configs)
     if watcher is not None:
         watcher.planned(configs)
     chosen = configs[0].engine
@@ -161,6 +163,22 @@ def run_all(configs: Sequence[Config], out: Path | str, watcher: Watcher | None)
             if watcher is not None:
                 watcher.finished_run(result)
     return Comparison(tuple(results))
+
+
+def _check(configs: Sequence[Config]) -> None:
+    """Refuse, before anything is computed, what a table could not tell apart or build."""
+    seen = set()
+    for config in configs:
+        names = tuple(str(value) for value in _setting(config).values())
+        if names in seen:
+            raise UserError(
+                f"two runs of {', '.join(names)} (task, alpha, optimizer, lr, seed) are asked for: "
+                "name each once"
+            )
+        seen.add(names)
+        client = config.client
+        placeholder = [torch.zeros((), requires_grad=True)]
+        optim.build(client.optimizer, placeholder, lr=client.lr, options=client.options)
 
 
 def _setting(config: Config) -> dict[str, object]:

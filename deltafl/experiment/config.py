@@ -24,10 +24,12 @@ from deltafl.version import __version__
 OWN_DATA = "own"
 """The data set of a task whose data is given in Python, as in own-mlp."""
 
-Number = bool | int | float
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Number = bool | int | Finite
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0, le=1e6)]
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Size = Annotated[int, Field(ge=1, le=10**8)]
 
 
 class Strict(BaseModel):
@@ -40,7 +42,7 @@ class FederationConfig(Strict):
     """Who holds what, and who takes part."""
 
     clients: Count = Field(100, description="number of clients")
-    samples: Count | tuple[Count, Count] | None = Field(
+    samples: Size | tuple[Size, Size] | None = Field(
         None, description="samples of a client: a number, or LOW HIGH; none: 500, or what there is"
     )
     partition: Literal["dirichlet", "iid"] = Field(
@@ -61,7 +63,9 @@ class FederationConfig(Strict):
 class ModelConfig(Strict):
     """Variations of the task's model."""
 
-    width: Count | None = Field(None, description="channels (resnet) or hidden units (mlp)")
+    width: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
+        None, description="channels (resnet) or hidden units (mlp)"
+    )
     norm: Literal["batch", "group"] | None = Field(None, description="normalisation of a resnet")
 
 
@@ -69,7 +73,7 @@ class ClientConfig(Strict):
     """What a client does in a round."""
 
     optimizer: str = Field("delta-sgd", description="a name of the catalog, or an import path")
-    lr: Positive | None = Field(None, description="learning rate (eta_0 of delta-sgd)")
+    lr: Rate | None = Field(None, description="learning rate (eta_0 of delta-sgd)")
     options: dict[str, Number | str] = Field(
         default_factory=dict, description="further arguments of the optimizer, as name=value"
     )
@@ -78,7 +82,7 @@ class ClientConfig(Strict):
         default_factory=dict, description="arguments of the objective, as mu=1"
     )
     epochs: Count = Field(1, description="passes over the client's samples (E)")
-    batch_size: Count = Field(64, description="samples of a step (b)")
+    batch_size: Size = Field(64, description="samples of a step (b)")
     augment: Literal["none", "crop-flip"] | None = Field(
         None, description="augmentation; none given: the data set's own"
     )
@@ -91,7 +95,7 @@ class ServerConfig(Strict):
     weighting: Literal["equal", "samples"] | None = Field(
         None, description="weight of a client; none given: the optimizer's own"
     )
-    lr: Positive | None = Field(None, description="step size of the server's optimizer")
+    lr: Rate | None = Field(None, description="step size of the server's optimizer")
     options: dict[str, Number] = Field(
         default_factory=dict, description="further arguments of the server's optimizer"
     )
@@ -107,7 +111,9 @@ class RunConfig(Strict):
         "test", description="validation: a tenth of the training set, held out of the federation"
     )
     record_step_sizes: bool = Field(False, description="keep every client's step sizes")
-    device: str = Field("auto", description="auto, cpu, cuda, ...")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|xpu|mps)(:\d+)?)$")] = Field(
+        "auto", description="auto, cpu, cuda, cuda:1, xpu or mps"
+    )
     checkpoint_seconds: Annotated[float, Field(ge=0)] = Field(
         5.0, description="at most this much work is lost in a crash; 0: every round"
     )

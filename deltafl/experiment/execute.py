@@ -108,7 +108,7 @@ def _go(
             if folder is not None:
                 folder.record(report)
                 if folder.checkpoint_due(report):
-                    folder.checkpoint(rounds)
+                    folder.checkpoint(rounds, [] if memory is None else memory.newest())
                     if memory is not None:
                         memory.forget(report.round)
             elif memory is not None:

@@ -66,6 +66,8 @@ def build_setup(config: Config, dataset: Dataset | None = None) -> Setup:
         if config.data_sha256 is not None or config.dataset_name == OWN_DATA:
             raise UserError(f"{config.task} runs on data of its own: give it as run(dataset=...)")
         dataset = data.load(config.dataset_name)
+    if len(dataset.test) == 0:
+        raise UserError(f"data set {dataset.name!r} has no test samples: give at least one")
     client = config.client
     rows, held_out = None, None
     if config.run.evaluate_on == "validation":

@@ -45,6 +45,10 @@ class ClientMemory:
         """Note that the client's memory of a round has been written."""
         self._versions[client].append(round_)
 
+    def newest(self) -> list[str]:
+        """Return the names of the files that hold what clients remember now."""
+        return [self._path(c, versions[-1]).name for c, versions in self._versions.items()]
+
     def forget(self, before_round: int) -> None:
         """Delete every version that a later one, up to a checkpoint's round, replaces."""
         for client, versions in self._versions.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from deltafl import tensorfile
+from deltafl import kernels, tensorfile
 from deltafl.client import ClientMetrics, one_thread
 from deltafl.engine import ClientTask, Engine, Evaluation, Setup
 from deltafl.engine.workbench import build_model
@@ -42,7 +42,7 @@ class RoundReport:
         row: dict[str, Any] = {
             "round": self.round,
             "test_accuracy": self.evaluation and self.evaluation.accuracy,
-            "test_loss": self.evaluation and self.evaluation.loss,
+            "test_loss": self.evaluation and _finite(self.evaluation.loss),
             "train_loss": self.train_loss,
             "step_size": self.step_size,
             "clients": self.clients,
@@ -50,7 +50,7 @@ class RoundReport:
         }
         if self.refused:
             row["refused"] = {str(client): why for client, why in self.refused.items()}
-        if self.steps:
+        if any(metrics.steps for metrics in self.steps.values()):
             row["steps"] = {
                 str(client): {
                     name: [_finite(getattr(step, name)) for step in metrics.steps]
@@ -116,8 +116,10 @@ class Rounds:
                 task = next(ahead)
                 if place in faults:
                     refused[task.client] = faults[place]
-                else:
-                    metrics[task.client] = how
+                    if task.remember is not None:  # a broken client should not remember it
+                        task.remember.unlink(missing_ok=True)
+                    continue
+                metrics[task.client] = how
                 if memory is not None and task.remember is not None:
                     memory.kept(task.client, number)
         if metrics:  # a round with no usable update keeps the old weights
@@ -166,7 +168,7 @@ class Rounds:
             reason = f"it claims to be of round {done!r}"
         elif about.get("native") is not self.native:
             reason = (
-                "it was computed with compiled kernels, and there is no C compiler here"
+                f"it was computed with compiled kernels, which are not here: {kernels.reason()}"
                 if about.get("native")
                 else "it was computed without compiled kernels; set DELTAFL_NATIVE=0 to go on so"
             )

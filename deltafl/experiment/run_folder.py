@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -82,7 +83,15 @@ class RunFolder:
         """Put the rounds where the checkpoint is, and drop metrics of later rounds."""
         place = self.path / CHECKPOINT
         if place.exists():
-            rounds.load_state(*tensorfile.load(place))
+            tensors, about = tensorfile.load(place)
+            rounds.load_state(tensors, about)
+            for name in about.get("memories", ()):
+                memory = self.path / MEMORY / str(name)
+                if not memory.exists():
+                    raise UserError(
+                        f"{memory}, which the checkpoint needs, is missing: "
+                        f"delete {self.path} and start the run again"
+                    )
         metrics = self.path / METRICS
         kept = [row for row in read_metrics(metrics) if row["round"] <= rounds.done]
         if [row["round"] for row in kept] != list(range(1, rounds.done + 1)):
@@ -104,15 +113,17 @@ class RunFolder:
         elapsed = time.monotonic() - self._saved
         return report.round == run.rounds or elapsed >= run.checkpoint_seconds
 
-    def checkpoint(self, rounds: Rounds) -> None:
-        """Save everything the next round depends on."""
-        tensorfile.save(self.path / CHECKPOINT, *rounds.state())
+    def checkpoint(self, rounds: Rounds, memories: list[str]) -> None:
+        """Save everything the next round depends on; `memories` name what clients remember."""
+        tensors, about = rounds.state()
+        tensorfile.save(self.path / CHECKPOINT, tensors, about | {"memories": memories})
         self._saved = time.monotonic()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary; its presence says that the run is done."""
         text = json.dumps(summary, indent=2) + "\n"
         tensorfile.write_atomically(self.path / SUMMARY, text.encode())
+        shutil.rmtree(self.path / MEMORY, ignore_errors=True)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -139,14 +150,21 @@ def _is_temporary(path: Path) -> bool:
 
 
 def _differences(
-    there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = ""
+    there: Mapping[str, Any], here: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    for key in here:
-        old, new = there.get(key), here[key]
-        if isinstance(old, dict) and isinstance(new, dict) and key not in ("options",):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key}", old, new
+    """Yield (dotted name, value there, value here) of what differs."""
+    old, new = dict(_leaves(there)), dict(_leaves(here))
+    for name in dict.fromkeys([*new, *old]):
+        if old.get(name) != new.get(name):
+            yield name, old.get(name), new.get(name)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 @contextlib.contextmanager

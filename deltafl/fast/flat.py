@@ -29,6 +29,8 @@ def flattens(model: Classifier, work: LocalWork) -> bool:
     trained = [p for p in model.parameters() if p.requires_grad]
     return (
         {(p.dtype, p.device.type) for p in trained} == {(torch.float32, "cpu")}
+        # Others (channels last) would keep the vector's layout after the first client.
+        and all(p.stride() == torch.empty(p.shape).stride() for p in trained)
         and sum(p.numel() for p in trained) <= LARGEST
         and has_rule(work)
     )
@@ -51,7 +53,7 @@ class FlatSteps:
     def metrics(self, loss: float, record: bool) -> ClientMetrics:
         """Return how the steps went."""
         losses = torch.tensor([loss], dtype=torch.float64)
-        return client_metrics(losses, self._rule.decisions, record)[0]
+        return client_metrics(losses, self._rule, record=record)[0]
 
 
 class FlatLoss:

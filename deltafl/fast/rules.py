@@ -71,6 +71,9 @@ def build_optimizer(
 class Rule:
     """A client optimizer on a stack: how every client of it steps."""
 
+    adapts = True
+    """Whether it finds its own step sizes, so that they are worth recording."""
+
     def __init__(self, point: dict[str, Tensor], loss: Loss) -> None:
         self._point = point
         self._loss = loss
@@ -98,6 +101,8 @@ def build_rule(point: dict[str, Tensor], loss: Loss, work: LocalWork, progress: 
 
 class ElementwiseRule(Rule):
     """An optimizer that treats every element alike: torch's own, on the stack."""
+
+    adapts = False
 
     def __init__(
         self, point: dict[str, Tensor], loss: Loss, optimizer: torch.optim.Optimizer
@@ -159,7 +164,8 @@ class DeltaRule(Rule):
         return losses
 
     def _first(self, losses: Tensor) -> Decision:
-        eta = torch.full_like(losses, min(self._settings["lr"], self._cap))
+        eta_0 = min(self._settings["lr"], self._cap)
+        eta = torch.full_like(losses, max(eta_0, torch.finfo(losses.dtype).tiny))
         return Decision(None, None, eta, torch.full_like(losses, self._settings["theta0"]))
 
 
@@ -178,7 +184,7 @@ class PolyakRule(Rule):
         eta = torch.where(torch.isfinite(eta) & (eta > 0), eta, 0.0)
         if self._settings["max_lr"] is not None:
             eta = eta.clamp(max=self._settings["max_lr"])
-        eta = eta.to(losses.dtype)
+        eta = eta.clamp(max=torch.finfo(losses.dtype).max).to(losses.dtype)
         self.decisions.append(Decision(None, None, eta, None))
         self._descend(gradients, eta)
         return losses
@@ -191,13 +197,12 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
     return total.sqrt_()
 
 
-def client_metrics(
-    losses: Tensor, decisions: Sequence[Decision], record: bool
-) -> list[ClientMetrics]:
+def client_metrics(losses: Tensor, rule: Rule, *, record: bool) -> list[ClientMetrics]:
     """Return how every client's steps went."""
+    decisions = rule.decisions
     mean = torch.stack([decision.eta for decision in decisions]).mean(0)
     numbers = zip(losses.tolist(), mean.tolist(), strict=True)
-    if not record or decisions[-1].theta is None:
+    if not (record and rule.adapts):
         return [ClientMetrics(loss, eta) for loss, eta in numbers]
     steps = [[_column(values) for values in decision] for decision in decisions]
     return [

@@ -56,7 +56,8 @@ def train(
     """Train clients from the global weights; `samples` holds theirs one after the other."""
     device = next(model.parameters()).device
     with one_thread(), torch.no_grad():
-        start = {name: value.to(device) for name, value in weights.items()}
+        # By name: engines hand the weights over in different orders, and sums follow it.
+        start = {name: weights[name].to(device) for name in sorted(weights)}
         loss = StackedLoss(model, work, start)
         point = {
             name: value.expand(len(sizes), *value.shape).clone() for name, value in start.items()
@@ -71,7 +72,7 @@ def train(
                     inputs.view(*shape, *inputs.shape[1:]).to(device), labels.view(shape).to(device)
                 )
             )
-    metrics = client_metrics(torch.stack(losses).mean(0), rule.decisions, work.record_step_sizes)
+    metrics = client_metrics(torch.stack(losses).mean(0), rule, record=work.record_step_sizes)
     return Updates(point, list(sizes), metrics)
 
 
@@ -79,11 +80,13 @@ def _schedule(work: LocalWork, sizes: Sequence[int], seeds: Sequence[int]) -> Te
     """Return the rows of every step, [step, client, sample of the batch]."""
     steps = local_steps(sizes[0], work.epochs, work.batch_size)
     batch = min(work.batch_size, work.epochs * sizes[0])
-    orders, offset = [], 0
-    for size, seed in zip(sizes, seeds, strict=True):
-        orders.append(sample_order(size, work.epochs, seed)[: steps * batch].add_(offset))
-        offset += size
-    return torch.stack(orders).view(len(sizes), steps, batch).transpose(0, 1)
+    orders = [
+        sample_order(size, work.epochs, seed)[: steps * batch]
+        for size, seed in zip(sizes, seeds, strict=True)
+    ]
+    starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
+    rows = torch.stack(orders).add_(starts.unsqueeze(1))
+    return rows.view(len(sizes), steps, batch).transpose(0, 1)
 
 
 class StackedLoss:

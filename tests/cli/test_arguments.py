@@ -24,6 +24,13 @@ def test_every_form_of_option():
     assert config.run.seed == 3
 
 
+def test_none_is_a_choice_where_it_is_one():
+    words = ["--client.augment", "none", "--federation.samples", "none"]
+    config = config_of(read(RunOptions, words, ""))
+    assert config.client.augment == "none"
+    assert config.federation.samples is None
+
+
 def test_lists():
     words = ["--seeds", "0", "1", "--alphas", "1", "0.1", "--optimizers", "sgd"]
     options = read(CompareOptions, words, "")

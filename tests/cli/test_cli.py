@@ -43,6 +43,15 @@ def refusal(capsys, *words: str) -> str:
         (["run", "--client.options", "gama=3"], "gama"),
         (["run", "--client.objective-options", "mu=3"], "mu"),
         (["run", "--run.device", "tpu"], "tpu"),
+        (["run", "--run.device", "meta"], "meta"),
+        (["run", "--client.lr", "1e300"], "client.lr"),
+        (["run", "--client.options", "momentum=NaN"], "client.options"),
+        (["run", "--model.width", "1000000000000"], "model.width"),
+        (["run", "--federation.samples", "100000000000000"], "federation.samples"),
+        (["run", "--client.optimizer", "torch.optim.SparseAdam"], "client"),
+        (["compare", "--optimizers", "sgd", "sgd"], "two runs of"),
+        (["compare", "--optimizers", "sgd", "--seeds", "1", "1"], "two runs of"),
+        (["compare", "--optimizers", "sgd", "--client.options", "gamma=1"], "gamma"),
         (["run", "missing.toml"], "missing.toml"),
         (["rnu"], "did you mean 'run'?"),
         (["data", "fetch"], "get"),
@@ -54,6 +63,21 @@ def refusal(capsys, *words: str) -> str:
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, words, expected):
     assert expected in refusal(capsys, *words)
+
+
+def test_a_table_that_cannot_be_written(capsys):
+    Path("c/table.md").mkdir(parents=True)
+    words = ["compare", *SMALL, "--optimizers", "sgd", "--out", "c"]
+    assert "table.md" in refusal(capsys, *words)
+
+
+def test_folders_with_brackets_and_modules_of_the_users_in_the_way():
+    Path("queue.py").write_text("raise RuntimeError('not the one you want')")
+    script = Path(sys.executable).with_name("deltafl")
+    command = [str(script), "run", *SMALL[:-2], "--engine.workers", "1", "--out", "a[/b]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "run folder a[/b]" in done.stdout
 
 
 def test_a_config_with_an_unknown_key(capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltafl import Config
+from deltafl import Config, UserError
 from deltafl.engine import ClientTask, InlineEngine, WorkersEngine
 from deltafl.engine.workbench import build_model
 from deltafl.experiment.federation import build_setup
@@ -107,11 +107,21 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(small):
             assert engine._workers[round_ % 2].process.pid != first
 
 
+def test_workers_that_died_between_runs_are_replaced(small):
+    with WorkersEngine(2) as engine:
+        opened(engine, small)
+        for worker in engine._workers:
+            worker.process.kill()
+            worker.process.wait()
+        weights = opened(engine, small)
+        assert len(trained(engine, weights, [ClientTask(0, 1, 0.0)])) == 1
+
+
 def test_a_failing_client_is_named_and_the_engine_stays_usable(engines, small):
     engine = engines["three"]
     weights = opened(engine, small.override(**{"engine.fast": False}))
     good = [ClientTask(client, 1, 0.0) for client in range(4)]
-    with pytest.raises(RuntimeError, match="client 99 failed in round 7"):
+    with pytest.raises(UserError, match="client 99 failed in round 7"):
         list(engine.train(weights, [*good, ClientTask(99, 7, 0.0), *good]))
     assert len(trained(engine, weights, good)) == 4
 

@@ -99,14 +99,53 @@ def test_resumed_after_a_crash_the_bits_are_the_same(small, tmp_path: Path, vari
 
 
 def test_rounds_after_the_checkpoint_are_run_again(small, tmp_path: Path):
-    config = small.override(**{"run.checkpoint_seconds": 3600.0, "client.objective": "moon"})
+    config = small.override(
+        **{"task": "digits-mlp", "client.objective": "moon", "federation.participation": 1.0}
+    )
     with pytest.raises(Crash):
-        run(config, out=tmp_path, listeners=[CrashAfter(2)])
+        run(config, out=tmp_path, listeners=[CrashAfter(1)])
+    # The next round is recorded and remembered, but the process ends before its checkpoint.
+    rarely = config.override(**{"run.checkpoint_seconds": 3600.0})
+    with pytest.raises(Crash):
+        run(rarely, out=tmp_path, listeners=[CrashAfter(2)])
+    assert (tmp_path / "memory" / "0-2.safetensors").exists()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "test_acc')  # a write that was cut short
     result = run(config, out=tmp_path)
     assert [row["round"] for row in result.metrics] == [1, 2, 3]
     assert result.summary["weights_sha256"] == run(config).summary["weights_sha256"]
+
+
+ENGINES = {
+    "sums over names": {
+        "task": "digits-mlp",
+        "client.optimizer": "sps",
+        "client.objective": "fedprox",
+        "federation.samples": (20, 70),
+    },
+    "channels last": {
+        "task": "digits-resnet18",
+        "model.width": 16,
+        "model.norm": "group",
+        "client.optimizer": "sgd",
+        "client.objective": "moon",
+        "federation.samples": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("variation", ENGINES)
+def test_a_run_has_the_same_bits_on_every_engine_and_resumed(small, tmp_path: Path, variation):
+    config = small.override(**ENGINES[variation])
+    inline = run(config)
+    workers = run(config.override(**{"engine.kind": "workers", "engine.workers": 2}))
+    assert workers.summary["weights_sha256"] == inline.summary["weights_sha256"]
+    with pytest.raises(Crash):
+        run(config, out=tmp_path, listeners=[CrashAfter(1)])
+    resumed = run(config, out=tmp_path)
+    assert resumed.summary["weights_sha256"] == inline.summary["weights_sha256"]
+    losses = [[row["test_loss"] for row in r.metrics] for r in (inline, workers, resumed)]
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_a_process_killed_in_the_middle_goes_on_and_ends_in_the_same_bits(small, tmp_path: Path):
@@ -150,8 +189,55 @@ def test_moon_differs_from_cross_entropy_once_clients_come_back(small):
     assert weights(plain) != weights(plain.override(**{"client.objective": "fedprox"}))
 
 
+def test_a_diverged_run_is_a_result(small, tmp_path: Path):
+    """Weights that are huge but finite give a loss that is no number."""
+    config = small.override(**{"client.optimizer": "sgd", "client.lr": 1e6, "run.rounds": 8})
+    result = run(config.override(**{"client.options": {"momentum": 0.99}}), out=tmp_path)
+    assert result.summary["rounds"] == 8
+
+
+def test_a_refused_client_does_not_remember_what_broke_it(small, tmp_path: Path):
+    config = small.override(
+        **{
+            "task": "digits-mlp",
+            "client.objective": "moon",
+            "client.optimizer": "torch.optim.SGD",
+            "client.options": {"lr": 1e30},
+            "federation.participation": 1.0,
+        }
+    )
+    with pytest.raises(Crash):
+        run(config, out=tmp_path, listeners=[CrashAfter(1)])
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows[0]["refused"]) == 6
+    assert list((tmp_path / "memory").iterdir()) == []
+
+
+def test_memories_that_are_gone_are_missed_and_those_of_a_finished_run_deleted(
+    small, tmp_path: Path
+):
+    config = small.override(**{"task": "digits-mlp", "client.objective": "moon"})
+    with pytest.raises(Crash):
+        run(config, out=tmp_path, listeners=[CrashAfter(2)])
+    memory = next((tmp_path / "memory").iterdir())
+    content = memory.read_bytes()
+    memory.unlink()
+    with pytest.raises(UserError, match="which the checkpoint needs"):
+        run(config, out=tmp_path)
+    memory.write_bytes(content)
+    run(config, out=tmp_path)
+    assert not (tmp_path / "memory").exists()
+
+
 def test_another_configuration_in_the_folder_is_refused(small, tmp_path: Path):
-    run(small, out=tmp_path)
+    prox = small.override(
+        **{"client.objective": "fedprox", "client.objective_options": {"mu": 0.1}}
+    )
+    run(prox, out=tmp_path / "prox")
+    with pytest.raises(UserError, match=r"objective_options\.mu is 0\.1 there, None here"):
+        run(prox.override(**{"client.objective_options": {}}), out=tmp_path / "prox")
+    run(small, out=tmp_path / "x")
+    tmp_path = tmp_path / "x"
     with pytest.raises(UserError, match=r"run\.seed is 0 there, 1 here"):
         run(small.override(**{"run.seed": 1}), out=tmp_path)
     run(small.override(**{"engine.workers": 5}), out=tmp_path)  # where it runs is no difference
@@ -258,7 +344,9 @@ def test_a_place_that_cannot_be_written(small, tmp_path: Path):
 
 
 def test_non_finite_updates_are_refused_and_counted(small, tmp_path: Path):
-    exploding = small.override(**{"client.optimizer": "sgd", "client.lr": 1e38})
+    exploding = small.override(
+        **{"client.optimizer": "torch.optim.SGD", "client.options": {"lr": 1e38}}
+    )
     result = run(exploding, out=tmp_path)
     assert result.summary["refused_updates"] > 0
     rows = result.metrics

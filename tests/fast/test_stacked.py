@@ -65,11 +65,33 @@ def test_every_client_of_a_stack_is_as_if_alone(model_name, loss, optimizer, opt
         ours, theirs = updates.metrics[place], alone.metrics[0]
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
         assert ours.step_size == pytest.approx(theirs.step_size, rel=1e-3)
-        if optimizer.startswith("delta"):
-            assert len(ours.steps) == len(theirs.steps) == 5
+        assert len(ours.steps) == len(theirs.steps)
+        assert bool(theirs.steps) == optimizer.startswith(("delta", "sps"))
+        if theirs.steps:
             for step, other in zip(ours.steps, theirs.steps, strict=True):
                 for value, want in zip(step, other, strict=True):
                     assert value == (want if want is None else pytest.approx(want, rel=1e-3))
+
+
+def test_step_sizes_stay_in_range_as_the_optimizers_keep_them():
+    model = models.build("softmax", shape=(1, 4, 4), classes=5, seed=1)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    held = federation([20])[0]
+    for optimizer, lr, options in (("delta-sgd", 1e-50, {}), ("sps", None, {"f_star": -1e38})):
+        work = LocalWork(
+            objective.build("cross-entropy"),
+            optimizer,
+            lr=lr,
+            options=options,
+            batch_size=8,
+            record_step_sizes=True,
+        )
+        updates = stacked.train(model, work, weights, held, [20], [3], 0.0)
+        alone = client.train(model, work, weights, held, None, 3, 0.0)
+        etas = [[step.eta for step in each.metrics[0].steps] for each in (updates, alone)]
+        assert etas[0] == pytest.approx(etas[1], rel=1e-3)
+        assert all(0 <= eta < float("inf") for eta in etas[0])
+        assert etas[0][0] > 0
 
 
 def test_what_cannot_be_stacked_is_left_to_the_plain_path():
