@@ -41,6 +41,12 @@ def readme() -> str:
     return re.sub(r"\]\(docs/", "](", text)
 
 
+def benchmarks() -> str:
+    """The last full run of the benchmarks, its headings below those of the page."""
+    text = (ROOT / "results" / "benchmarks" / "latest.md").read_text(encoding="utf-8")
+    return text.partition("\n")[2].replace("\n## ", "\n### ")
+
+
 def options() -> str:
     """Every section of the configuration as a table."""
     sections = [("", Config)]
@@ -220,6 +226,7 @@ INSERTS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         readme,
+        benchmarks,
         options,
         command_options,
         optimizers,
