@@ -15,7 +15,7 @@ SIZES = {None: "14 samples a client, 1 step", 500: "500 samples a client, 7 step
 def measure(settings: Settings, progress: Progress) -> Outcome:
     """Measure softmax regression and the perceptron, with few samples a client and with many."""
     outcome = Outcome(TITLE)
-    repeats, rounds = settings.choose(3 if settings.quick else 9, 10 if settings.quick else 20)
+    repeats, rounds = settings.choose(3 if settings.quick else 9, 20 if settings.quick else 60)
     for samples, label in SIZES.items():
         if settings.quick and samples is not None:
             continue
