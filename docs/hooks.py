@@ -42,7 +42,7 @@ def readme() -> str:
 
 
 def benchmarks() -> str:
-    """The last full run of the benchmarks, its headings below those of the page."""
+    """The last run of the benchmarks, its headings below those of the page."""
     text = (ROOT / "results" / "benchmarks" / "latest.md").read_text(encoding="utf-8")
     return text.partition("\n")[2].replace("\n## ", "\n### ")
 
