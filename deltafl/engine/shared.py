@@ -110,10 +110,17 @@ class Places:
         """Return the place of the global weights."""
         return self.weights.views(block)
 
-    def slot(self, block: Tensor, number: int, clients: int) -> dict[str, Tensor]:
-        """Return the place of so many clients' weights in a slot."""
-        views = self.bundle.views(block, self.weights.size + number * self.bundle.size)
-        return {name: view[:clients] for name, view in views.items()}
+    def bundles(self, block: Tensor) -> list[dict[str, Tensor]]:
+        """Return the place of a whole bundle's weights in every slot."""
+        starts = (self.weights.size + number * self.bundle.size for number in range(self.slots))
+        return [self.bundle.views(block, start) for start in starts]
+
+
+def first_clients(bundle: Mapping[str, Tensor], clients: int) -> Mapping[str, Tensor]:
+    """Return the part of a bundle's place that so many clients fill."""
+    if all(len(view) == clients for view in bundle.values()):
+        return bundle
+    return {name: view[:clients] for name, view in bundle.items()}
 
 
 class _Pickler(pickle.Pickler):

@@ -11,7 +11,7 @@ from multiprocessing import connection, reduction
 import torch
 
 from deltafl.engine.base import ClientTask, Setup
-from deltafl.engine.shared import Layout, Places, SharedMemory, copy_into, unpack
+from deltafl.engine.shared import Layout, Places, SharedMemory, copy_into, first_clients, unpack
 from deltafl.engine.workbench import Workbench
 
 
@@ -20,14 +20,13 @@ class Desk:
 
     def __init__(self, setup: Setup, places: Places, memory: SharedMemory) -> None:
         self._bench = Workbench(setup)
-        self._places = places
-        self._block = memory.bytes
+        self._slots = places.bundles(memory.bytes)
         self._global = places.global_weights(memory.bytes)
 
     def train(self, bundle: Sequence[ClientTask], slot: int) -> object:
         """Run a bundle of clients and leave their weights in the slot."""
         updates = self._bench.train(self._global, bundle)
-        copy_into(self._places.slot(self._block, slot, len(bundle)), updates.weights)
+        copy_into(first_clients(self._slots[slot], len(bundle)), updates.weights)
         return updates.samples, updates.metrics
 
     def evaluate(self, start: int, stop: int, _slot: int) -> object:

@@ -23,13 +23,15 @@ from torch import Tensor
 
 from deltafl.client import Updates
 from deltafl.engine.base import ClientTask, Evaluation, Setup, bundles, chunks, total
-from deltafl.engine.shared import Places, SharedMemory, copy_into, pack
+from deltafl.engine.shared import Places, SharedMemory, copy_into, first_clients, pack
 from deltafl.engine.workbench import build_model, bundle_size
 from deltafl.errors import UserError
 
 # A finished client waits in its slot until all before it are taken; more slots than workers keep
 # the workers busy when clients differ in size.
 SLOTS_PER_WORKER = 4
+# A worker that has its next job already need not wait for the main process to wake up.
+JOBS_AHEAD = 2
 MAX_TRIES = 3
 
 
@@ -44,7 +46,7 @@ class Job:
 
 
 class Worker:
-    """A process, the connection to it, and the job it is doing."""
+    """A process, the connection to it, and the jobs it has, the one it is doing first."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -63,7 +65,7 @@ class Worker:
                 env=environment,
             )
         self.connection = connection.Connection(ours.detach())
-        self.job: Job | None = None
+        self.jobs: deque[Job] = deque()
 
     def open(self, run: _Run) -> None:
         """Hand the worker a run's set-up and the shared memory."""
@@ -99,6 +101,7 @@ class _Run:
         self.places = Places.of(model.state_dict(), self.bundle, slots)
         self.memory = SharedMemory.create(self.places.size)
         self.weights = self.places.global_weights(self.memory.bytes)
+        self.slots = self.places.bundles(self.memory.bytes)
         self.chunks = chunks(setup.evaluated)
 
     def close(self) -> None:
@@ -159,8 +162,7 @@ class WorkersEngine:
         for slot, (samples, metrics) in self._stream(
             [("train", bundle) for bundle in bundles(tasks, run.bundle)]
         ):
-            place = run.places.slot(run.memory.bytes, slot, len(samples))
-            yield Updates(place, samples, metrics)
+            yield Updates(first_clients(run.slots[slot], len(samples)), samples, metrics)
 
     def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
         """Evaluate the global weights on all samples held for that."""
@@ -198,18 +200,25 @@ class WorkersEngine:
         finally:
             # Whoever stopped listening, the workers finish what they have begun.
             waiting.clear()
-            while any(worker.job for worker in self._workers):
+            while any(worker.jobs for worker in self._workers):
                 for _ in self._collect(waiting):
                     pass
 
     def _hand_out(self, waiting: deque[Job], free: list[int]) -> None:
-        """Give idle workers the next jobs, as long as there are slots."""
-        for place, worker in enumerate(self._workers):
-            if worker.job is None and waiting and (waiting[0].slot >= 0 or free):
+        """Give the next jobs to idle workers, then one ahead to busy ones, while there are slots.
+
+        The last jobs are not given ahead: they go to whoever is idle first.
+        """
+        for ahead in range(JOBS_AHEAD):
+            for place, worker in enumerate(self._workers):
+                if len(waiting) <= ahead * self._count:
+                    return
+                if len(worker.jobs) > ahead or not (waiting[0].slot >= 0 or free):
+                    continue
                 job = waiting.popleft()
                 if job.slot < 0:
                     job.slot = free.pop()
-                worker.job = job
+                worker.jobs.append(job)
                 try:
                     worker.send(*job.message, job.slot)
                 except OSError:
@@ -217,7 +226,7 @@ class WorkersEngine:
 
     def _collect(self, waiting: deque[Job]) -> Iterator[tuple[Job, bool, Any]]:
         """Wait for at least one answer or death, and yield the answers."""
-        busy = {w.connection: i for i, w in enumerate(self._workers) if w.job is not None}
+        busy = {w.connection: i for i, w in enumerate(self._workers) if w.jobs}
         for ready in connection.wait(list(busy)):
             place = busy[ready]  # type: ignore[index]
             worker = self._workers[place]
@@ -226,18 +235,17 @@ class WorkersEngine:
             except (EOFError, OSError):
                 self._replace(place, waiting)
                 continue
-            job, worker.job = worker.job, None
-            assert job is not None
-            yield job, ok, answer
+            yield worker.jobs.popleft(), ok, answer
 
     def _replace(self, place: int, waiting: deque[Job]) -> None:
-        """Put a new worker where one has died, and its job back to the front."""
+        """Put a new worker where one has died, and its jobs back to the front."""
         dead = self._workers[place]
         dead.close()
         self._workers[place] = Worker()
         self._open(place)
-        if (job := dead.job) is None:
+        if not dead.jobs:
             return
+        job = dead.jobs[0]
         job.tries += 1
         if job.tries >= MAX_TRIES:
             training = job.message[0] == "train"
@@ -246,4 +254,4 @@ class WorkersEngine:
                 f"a worker died {MAX_TRIES} times on {what} (exit code "
                 f"{dead.process.returncode}): perhaps out of memory; use fewer --engine.workers"
             )
-        waiting.appendleft(job)
+        waiting.extendleft(reversed(dead.jobs))

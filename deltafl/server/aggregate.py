@@ -57,10 +57,11 @@ class Average:
     def __init__(self, reference: Mapping[str, Tensor]) -> None:
         """Start with no update; `reference` says which names, shapes and dtypes fit."""
         self._reference = dict(reference)
-        self._sums = {
-            name: torch.zeros_like(tensor, dtype=torch.float64)
-            for name, tensor in reference.items()
-        }
+        # Entries of a dtype lie in a row: one operation on all is faster than one on each.
+        self._rows: dict[torch.dtype, list[str]] = {}
+        for name, tensor in reference.items():
+            self._rows.setdefault(tensor.dtype, []).append(name)
+        self._sums: dict[torch.dtype, Tensor] = {}
         self._first = 0.0
         self._total = 0.0
         self._count = 0
@@ -73,33 +74,25 @@ class Average:
         """Add a client's weights. `ValueError` for those `problem` finds fault with."""
         if not (math.isfinite(weight) and weight > 0):
             raise ValueError(f"the weight of an update must be finite and above 0, not {weight}")
-        if (fault := problem(weights, self._reference)) is not None:
+        stack = {name: value.unsqueeze(0) for name, value in weights.items()}
+        for fault in self.add_all(stack, [weight]).values():
             raise ValueError(f"this update cannot be averaged: {fault}")
-        # Relative to the first: equal weights are exactly 1 each, so they give the bits of the
-        # plain average, and the unit of the weights cancels exactly.
-        if not self._count:
-            self._first = weight
-        share = weight / self._first
-        for name, total in self._sums.items():
-            # A product and a sum, each rounded: a fused one may round vector and tail apart.
-            total.add_(weights[name].to(total) * share)
-        self._total += share
-        self._count += 1
 
     def add_all(self, stack: Mapping[str, Tensor], weights: Sequence[float]) -> dict[int, str]:
         """Add clients whose weights lie side by side along a leading axis.
 
-        Returns why clients were refused, by their place; the others are added. One client gives
-        the bits of `add`.
+        Returns why clients were refused, by their place; the others are added.
         """
         first = {name: value[0] for name, value in stack.items()}
         if (fault := _misfit(first, self._reference)) is not None:
             return dict.fromkeys(range(len(weights)), fault)
+        # Relative to the first: equal weights are exactly 1 each, so they give the bits of the
+        # plain average, and the unit of the weights cancels exactly.
         unit = self._first if self._count else weights[0]
         sums = self._weighted(stack, [weight / unit for weight in weights])
         refused: dict[int, str] = {}
         # A sum of finite float32 numbers is finite in float64: only a broken client breaks it.
-        if not all(torch.isfinite(total).all() for total in sums.values()):
+        if not all(math.isfinite(total.sum()) for total in sums.values()):
             refused = self._broken(stack, len(weights))
             good = [place for place in range(len(weights)) if place not in refused]
             if not good:
@@ -109,22 +102,29 @@ class Average:
             kept = {name: value[good] for name, value in stack.items()}
             sums = self._weighted(kept, [weight / unit for weight in weights])
         self._first = unit
-        for name, total in self._sums.items():
-            total.add_(sums[name])
+        for dtype, total in sums.items():
+            if dtype in self._sums:
+                self._sums[dtype].add_(total)
+            else:
+                self._sums[dtype] = total
         self._total += sum(weight / unit for weight in weights)
         self._count += len(weights)
         return refused
 
-    def _weighted(self, stack: Mapping[str, Tensor], shares: list[float]) -> dict[str, Tensor]:
-        """Return the sums over the clients, each entry in float64."""
-        factors = torch.tensor(shares, dtype=torch.float64)
+    def _weighted(
+        self, stack: Mapping[str, Tensor], shares: list[float]
+    ) -> dict[torch.dtype, Tensor]:
+        """Return the sums over the clients, each entry in float64, in a tensor of their own."""
+        factors = torch.tensor(shares, dtype=torch.float64).unsqueeze(1)
         equal = shares.count(1.0) == len(shares)
         sums = {}
-        for name, reference in self._reference.items():
-            values = stack[name].to(torch.float64)
+        for dtype, names in self._rows.items():
+            row = torch.cat([stack[name].reshape(len(shares), -1) for name in names], 1)
+            values = row.to(torch.float64)
             if not equal:
-                values = values * factors.view(-1, *[1] * reference.ndim)
-            sums[name] = values.sum(0)
+                # A product and a sum, each rounded: a fused one may round vector and tail apart.
+                values = values * factors
+            sums[dtype] = values[0] if len(shares) == 1 else values.sum(0)
         return sums
 
     def _broken(self, stack: Mapping[str, Tensor], clients: int) -> dict[int, str]:
@@ -147,10 +147,13 @@ class Average:
         """Return the average, each entry in its own dtype. `ValueError` if there is nothing."""
         if not self._count:
             raise ValueError("there is no update to average: add one first")
-        return {
-            name: _cast(total / self._total, self._reference[name].dtype)
-            for name, total in self._sums.items()
-        }
+        average: Weights = {}
+        for dtype, names in self._rows.items():
+            mean = _cast(self._sums[dtype] / self._total, dtype)
+            parts = mean.split([self._reference[name].numel() for name in names])
+            for name, part in zip(names, parts, strict=True):
+                average[name] = part.view(self._reference[name].shape)
+        return {name: average[name] for name in self._reference}
 
 
 def _cast(mean: Tensor, dtype: torch.dtype) -> Tensor:
