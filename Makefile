@@ -7,7 +7,7 @@ export NO_MKDOCS_2_WARNING := 1
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs docs-serve bench bench-quick clean
+.PHONY: help demo test browser lint types docs docs-serve bench bench-quick clean
 
 help: ## show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,9 +23,20 @@ demo: $(STAMP) ## compare the paper's eight optimizers on the embedded digits (a
 	@echo "==> demo: 8 client optimizers x 2 heterogeneities x 3 seeds on scikit-learn's digits"
 	@$(BIN)/deltafl compare examples/demo.toml --out runs/demo
 
-test: $(STAMP) ## run all tests
+test: $(STAMP) browser ## run all tests
 	@echo "==> tests (unit, property, end to end; the real data sets are fetched once)"
 	@$(BIN)/pytest -n 2 --dist worksteal
+
+# The pages of deltafl report are tested in a real browser; pip cannot bring one.
+browser: ## install Debian's chromium for the tests, where that is possible
+	@if command -v chromium >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "==> chromium, for the tests of the pages: apt-get install chromium"; \
+		(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium) >/dev/null \
+			|| echo "==> chromium could not be installed: the browser tests will be skipped"; \
+	else \
+		echo "==> no chromium, and no apt-get as root to install it: the browser tests will be skipped"; \
+	fi
 
 lint: $(STAMP) ## check style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -33,6 +33,7 @@ class LocalWork:
     options: Mapping[str, object] = field(default_factory=dict)
     epochs: int = 1
     batch_size: int = 64
+    keep_last: bool = False
     augment: Augmentation = unchanged
     record_step_sizes: bool = False
 
@@ -128,7 +129,7 @@ def train(
         steps = stepping(model, loss_of, work, progress)
         augmenting = torch_generator(seed, "augment")
         losses = []
-        for index in batches(len(samples), work.epochs, work.batch_size, seed):
+        for index in batches(len(samples), work, seed):
             inputs, labels = samples.batch(index)
             inputs = work.augment(inputs, augmenting)
             losses.append(steps.step(inputs.to(device), labels.to(device)))
@@ -137,14 +138,17 @@ def train(
     return Updates(trained, [len(samples)], [metrics])
 
 
-def batches(samples: int, epochs: int, batch_size: int, seed: int) -> Iterator[Tensor]:
+def batches(samples: int, work: LocalWork, seed: int) -> Iterator[Tensor]:
     """Yield the samples of each local step: K = floor(E n / b) batches, at least one.
 
-    A client with fewer samples than a batch uses all it has.
+    A client with fewer samples than a batch uses all it has. Where the last, incomplete batch is
+    kept there is one more step.
     """
-    order = sample_order(samples, epochs, seed)
-    for step in range(local_steps(samples, epochs, batch_size)):
-        yield order[step * batch_size : (step + 1) * batch_size]
+    order = sample_order(samples, work.epochs, seed)
+    complete = local_steps(samples, work.epochs, work.batch_size)
+    steps = -(-len(order) // work.batch_size) if work.keep_last else complete
+    for step in range(steps):
+        yield order[step * work.batch_size : (step + 1) * work.batch_size]
 
 
 def sample_order(samples: int, epochs: int, seed: int) -> Tensor:

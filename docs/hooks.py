@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -23,6 +24,14 @@ from deltafl.data.catalog import CATALOG
 from deltafl.experiment import Config
 
 ROOT = Path(__file__).parent.parent
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Let pages show the figures that the reproduction drew; mkdocs calls this."""
+    for path in sorted((ROOT / "results" / "paper" / "figures").glob("*.svg")):
+        place = f"images/paper/{path.name}"
+        files.append(File.generated(config, place, abs_src_path=str(path)))
+    return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -45,6 +54,21 @@ def benchmarks() -> str:
     """The last run of the benchmarks, its headings below those of the page."""
     text = (ROOT / "results" / "benchmarks" / "latest.md").read_text(encoding="utf-8")
     return text.partition("\n")[2].replace("\n## ", "\n### ")
+
+
+def paper_item(name: str, scale: str) -> str:
+    """A table or figure of the paper, ours beside theirs, from the committed records."""
+    from deltafl.paper import recipes, tables  # noqa: PLC0415  (altair is slow to import)
+    from deltafl.paper.cells import results  # noqa: PLC0415
+    from deltafl.paper.records import Records  # noqa: PLC0415
+    from deltafl.paper.scale import lookup  # noqa: PLC0415
+
+    item = recipes.lookup(name)
+    records = Records(ROOT / "results" / "paper")
+    cells = results(item, lookup(scale), records, {})
+    run = {cell.case.task for cell in cells if cell.n}
+    shown = [cell for cell in cells if cell.case.task in run]
+    return tables.to_markdown(item, shown).replace("## ", "### ", 1) if shown else "Not run yet."
 
 
 def options() -> str:
@@ -227,6 +251,7 @@ INSERTS: dict[str, Callable[..., str]] = {
     for function in (
         readme,
         benchmarks,
+        paper_item,
         options,
         command_options,
         optimizers,

@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from playwright.sync_api import sync_playwright
+
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 TABLE = re.compile(r"(<!-- demo: [^>]*-->\n\n)\|.*?\n\n", re.S)
@@ -37,6 +39,8 @@ def main() -> None:
         seconds = time.perf_counter() - start
         deltafl(folder, *partition[1].split())
         subprocess.run([sys.executable, "-c", steps], cwd=folder, check=True)
+        deltafl(folder, "report", "demo", "--out", "report.html")
+        photograph(folder / "report.html", IMAGES / "report.png")
         shutil.copyfile(folder / "demo" / "curves.svg", IMAGES / "demo.svg")
         for picture in ("partition.svg", "step-sizes.svg"):
             shutil.copyfile(folder / picture, IMAGES / picture)
@@ -48,6 +52,18 @@ def main() -> None:
 def deltafl(folder: Path, *words: str) -> None:
     """Run the command line in a folder."""
     subprocess.run([sys.executable, "-m", "deltafl", *words], cwd=folder, check=True)
+
+
+def photograph(page: Path, image: Path) -> None:
+    """Take a picture of the first screens of a page in Debian's chromium."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        view = browser.new_page(viewport={"width": 1100, "height": 1470})
+        view.goto(page.as_uri())
+        view.screenshot(path=image)
+        browser.close()
 
 
 def put_table(text: str) -> None:

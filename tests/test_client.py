@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -41,7 +43,8 @@ def train(optimizer: str = "delta-sgd", *, seed: int = 5, model=None, samples=No
     seed=st.integers(),
 )
 def test_local_steps_are_floor_en_over_b_and_at_least_one(samples, epochs, size, seed):
-    drawn = [index.tolist() for index in client.batches(samples, epochs, size, seed)]
+    work = LocalWork(objective.build("cross-entropy"), "sgd", epochs=epochs, batch_size=size)
+    drawn = [index.tolist() for index in client.batches(samples, work, seed)]
     assert len(drawn) == max(1, epochs * samples // size)
     used = [i for index in drawn for i in index]
     if epochs * samples >= size:
@@ -52,6 +55,12 @@ def test_local_steps_are_floor_en_over_b_and_at_least_one(samples, epochs, size,
     for start in range(0, len(used), samples):
         epoch = used[start : start + samples]
         assert len(set(epoch)) == len(epoch)
+    # Keeping the last batch adds what is left, and nothing else.
+    keeping = dataclasses.replace(work, keep_last=True)
+    kept = [index.tolist() for index in client.batches(samples, keeping, seed)]
+    assert kept[: len(drawn)] == drawn
+    assert sum(len(index) for index in kept) == epochs * samples
+    assert len(kept) - len(drawn) in (0, 1)
 
 
 def test_one_full_batch_of_sgd_is_one_gradient_step_by_hand():

@@ -11,14 +11,22 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from deltafl.cli import compare, data, partition, run, tune
+from deltafl.cli import compare, data, paper, partition, report, run, tune
 from deltafl.cli.command import console
 from deltafl.errors import UserError, unknown
 from deltafl.version import __version__
 
 COMMANDS = {
     command.name: command
-    for command in (run.COMMAND, compare.COMMAND, tune.COMMAND, partition.COMMAND, data.COMMAND)
+    for command in (
+        run.COMMAND,
+        compare.COMMAND,
+        report.COMMAND,
+        tune.COMMAND,
+        paper.COMMAND,
+        partition.COMMAND,
+        data.COMMAND,
+    )
 }
 
 

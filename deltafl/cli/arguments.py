@@ -26,7 +26,7 @@ def options(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fie
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             sections.append((name, field.annotation))
         elif name != "data_sha256":  # set by Python, where data can be given
-            yield f"{prefix}{name}".replace("_", "-"), field
+            yield f"{prefix}{field.alias or name}".replace("_", "-"), field
     for name, section in sections:
         yield from options(section, f"{prefix}{name}.")
 

@@ -27,7 +27,7 @@ class Command:
     name: str
     summary: str
     options: type[BaseModel]
-    run: Callable[[Any], None]
+    run: Callable[..., None]
     examples: tuple[str, ...]
     positional: str = ""
 
@@ -69,14 +69,22 @@ Options = TypeVar("Options", bound=BaseModel)
 
 
 def read(model: type[Options], words: Sequence[str], positional: str) -> Options:
-    """Build a command's options from a TOML file, if one is named, and the words."""
+    """Build a command's options from the words, and from the file that the first may name.
+
+    A positional word other than a TOML file is the option of its name: DIR is --dir.
+    """
     files, values = arguments.parse(model, words)
     if len(files) > (1 if positional else 0):
         raise UserError(f"unexpected {files[-1]!r}: options start with --, see --help")
-    tree = read_toml(Path(files[0])) if files else {}
+    tree: dict[str, Any] = {}
+    toml = positional == "[CONFIG.toml]"
+    if files and toml:
+        tree = read_toml(Path(files[0]))
+    elif files:
+        tree = {positional.lower(): files[0]}
     for path, value in values.items():
         set_path(tree, path, value)
-    where = f"in {files[0]} or on the command line" if files else "on the command line"
+    where = f"in {files[0]} or on the command line" if files and toml else "on the command line"
     return validated(model, tree, where)
 
 

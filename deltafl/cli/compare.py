@@ -9,7 +9,7 @@ from pydantic import Field
 
 from deltafl import optim
 from deltafl.cli.command import Command, config_of, console
-from deltafl.cli.progress import RunProgress
+from deltafl.cli.tracking import TRACK, Watching
 from deltafl.experiment import Config, compare
 from deltafl.experiment.comparison import read_rates
 from deltafl.tensorfile import write_atomically
@@ -26,6 +26,7 @@ class CompareOptions(Config):
     seeds: list[int] = Field([], description="seeds; none given: --run.seed")
     learning_rates: Path | None = Field(None, description="the file that deltafl tune wrote")
     out: Path = Field(Path("runs/compare"), description="folder of the runs, table and picture")
+    track: list[str] = TRACK
 
 
 def execute(options: CompareOptions) -> None:
@@ -33,7 +34,7 @@ def execute(options: CompareOptions) -> None:
     from deltafl import report  # noqa: PLC0415  (altair is slow to import)
 
     rates = read_rates(options.learning_rates) if options.learning_rates else None
-    with RunProgress(console) as progress:
+    with Watching(console, options.track, lambda config: options.out / config.run_name) as watching:
         comparison = compare(
             config_of(options),
             optimizers=options.optimizers,
@@ -42,7 +43,7 @@ def execute(options: CompareOptions) -> None:
             seeds=options.seeds,
             learning_rates=rates,
             out=options.out,
-            watcher=progress,
+            watcher=watching,
         )
     summary = report.summarise(comparison.finals())
     figures = [options.out / f"curves.{suffix}" for suffix in ("svg", "png")]

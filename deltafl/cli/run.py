@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from deltafl.cli.command import Command, config_of, console
-from deltafl.cli.progress import RunProgress
+from deltafl.cli.tracking import TRACK, Watching
 from deltafl.experiment import Config, run
 
 
@@ -15,14 +15,15 @@ class RunOptions(Config):
     """The configuration, and where the run goes."""
 
     out: Path | None = Field(None, description="the run's folder; none: runs/NAME-HASH")
+    track: list[str] = TRACK
 
 
 def execute(options: RunOptions) -> None:
     """Run, or resume, and say where everything is."""
     config = config_of(options)
     folder = options.out or Path("runs") / config.run_name
-    with RunProgress(console) as progress:
-        result = run(config, out=folder, listeners=[progress])
+    with Watching(console, options.track, lambda _: folder) as watching:
+        result = run(config, out=folder, listeners=[watching])
     summary = result.summary
     refused = summary["refused_updates"]
     console.print(
@@ -48,6 +49,7 @@ COMMAND = Command(
         "deltafl run --task fmnist-cnn --client.optimizer sgd --client.lr 0.05",
         "deltafl run --client.objective fedprox --client.objective-options mu=0.1",
         "deltafl run experiment.toml --run.seed 1",
+        "deltafl run --track tensorboard --run.record-step-sizes",
     ),
     positional="[CONFIG.toml]",
 )

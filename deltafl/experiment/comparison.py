@@ -88,6 +88,7 @@ def compare(
             seeds or [config.run.seed],
         )
     ]
+    _check(configs)
     return run_all(configs, out, watcher)
 
 
@@ -118,6 +119,7 @@ def tune(
     ]
     if not configs:
         raise UserError(f"{', '.join(optimizers)} have no learning rate to tune: name others")
+    _check(configs)
     return run_all(configs, out, watcher)
 
 
@@ -146,7 +148,6 @@ def read_rates(path: Path) -> dict[str, float]:
 
 def run_all(configs: Sequence[Config], out: Path | str, watcher: Watcher | None) -> Comparison:
     """Run configurations one after the other on one engine, each in a folder of its own."""
-    _check(configs)
     if watcher is not None:
         watcher.planned(configs)
     chosen = configs[0].engine

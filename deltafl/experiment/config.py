@@ -83,6 +83,9 @@ class ClientConfig(Strict):
     )
     epochs: Count = Field(1, description="passes over the client's samples (E)")
     batch_size: Size = Field(64, description="samples of a step (b)")
+    last_batch: Literal["drop", "keep"] = Field(
+        "drop", description="what becomes of samples that do not fill a batch"
+    )
     augment: Literal["none", "crop-flip"] | None = Field(
         None, description="augmentation; none given: the data set's own"
     )
@@ -131,6 +134,10 @@ class EngineConfig(Strict):
     fast: bool = Field(True, description="fused kernels, small clients stacked; false: plain torch")
 
 
+_ELSEWHERE: Any = {"engine": {"kind", "workers"}, "run": {"checkpoint_seconds"}}
+"""Fields that say where a run happens and how often it is saved: they change no result."""
+
+
 class Config(Strict):
     """A whole experiment."""
 
@@ -171,16 +178,23 @@ class Config(Strict):
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the result: not where it runs, nor how often it is saved."""
-        return self.model_dump(
-            mode="json",
-            exclude={"engine": {"kind", "workers"}, "run": {"checkpoint_seconds"}},
-        )
+        return self.model_dump(mode="json", exclude=_ELSEWHERE)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The identity without what is as by default: a new field leaves old runs their names."""
+        tree = self.model_dump(mode="json", exclude=_ELSEWHERE, exclude_defaults=True)
+        return {name: value for name, value in tree.items() if value != {}}
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name for the identity alone, whichever version computes it."""
+        return _short_hash(json.dumps(self.changes, sort_keys=True))
 
     @property
     def hash(self) -> str:
         """A short name for the identity, and for the version that computes it."""
-        text = f"{__version__} {json.dumps(self.identity, sort_keys=True)}"
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return _short_hash(f"{__version__} {json.dumps(self.changes, sort_keys=True)}")
 
     @property
     def run_name(self) -> str:
@@ -200,6 +214,10 @@ class Config(Strict):
     def to_toml(self) -> str:
         """Return the whole configuration as TOML; fields that are none are left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -85,6 +85,7 @@ def build_setup(config: Config, dataset: Dataset | None = None) -> Setup:
             options=client.options,
             epochs=client.epochs,
             batch_size=client.batch_size,
+            keep_last=client.last_batch == "keep",
             augment=augmentation(client.augment or dataset.augment, dataset.black),
             record_step_sizes=config.run.record_step_sizes,
         ),

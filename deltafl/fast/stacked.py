@@ -40,6 +40,7 @@ def _stackable(model: Classifier, work: LocalWork) -> bool:
         model.stacks
         and isinstance(work.objective, CrossEntropy | FedProx)
         and work.augment is unchanged
+        and not work.keep_last
         and has_rule(work)
     )
 

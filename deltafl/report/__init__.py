@@ -1,10 +1,16 @@
-"""What came out: tables, figures and one sentence, from plain data frames.
+"""What came out: tables, figures and one sentence, from plain data frames, and the page.
 
-Nothing here reads a run folder: whoever calls hands over the numbers, so that the command
+Only `runs` reads run folders: tables and figures are handed their numbers, so that the command
 line, the page and a notebook all show the same thing.
 """
 
-from deltafl.report.figures import accuracy_curves, heterogeneity_bars, save, step_sizes
+from deltafl.report.figures import (
+    accuracy_curves,
+    final_accuracies,
+    heterogeneity_bars,
+    save,
+    step_sizes,
+)
 from deltafl.report.labels import DELTA_SGD, PAPER_OPTIMIZERS
 from deltafl.report.tables import (
     sentence,
@@ -19,6 +25,7 @@ __all__ = [
     "DELTA_SGD",
     "PAPER_OPTIMIZERS",
     "accuracy_curves",
+    "final_accuracies",
     "heterogeneity_bars",
     "save",
     "sentence",

@@ -107,7 +107,7 @@ def accuracy_curves(frame: pd.DataFrame) -> AnyChart:
 
     titles = [setting_label(*row) for row in zip(frame["task"], frame["alpha"], strict=True)]
     frame = frame.assign(panel=titles)
-    styles = _styles([str(name) for name in frame["optimizer"].unique()])
+    styles = line_styles([str(name) for name in frame["optimizer"].unique()])
     # Painted in the order of the rows: what is first in the legend belongs on top.
     depth = {name: -place for place, name in enumerate(styles)}
     curves = _mean_curves(frame).sort_values(
@@ -125,7 +125,54 @@ def accuracy_curves(frame: pd.DataFrame) -> AnyChart:
         # One panel declares the selection; every panel obeys it.
         line = line.add_params(highlight) if index == 0 else line
         charts.append(alt.layer(band, line, title=title, width=width, height=height))
-    return alt.concat(*charts, columns=_COLUMNS, spacing=24, config=_LOOK)
+    return alt.concat(*charts, columns=_COLUMNS, spacing=24, config=LOOK)
+
+
+def final_accuracies(frame: pd.DataFrame, x_title: str) -> AnyChart:
+    """Draw final accuracies side by side: a panel a question, a line an optimizer.
+
+    Args:
+        frame: One row a mark: panel, place (its name along x), optimizer, mean and std in percent
+            (std may be missing). Panels, places and optimizers are drawn in their order.
+        x_title: What the places are.
+    """
+    what = "the figure of final accuracies"
+    require(frame, ["panel", "place", "optimizer", "mean", "std"], what)
+    require_fractions(frame["mean"] / 100, what)
+    styles = line_styles([str(name) for name in frame["optimizer"].unique()])
+    frame = frame.assign(
+        low=(frame["mean"] - frame["std"]).clip(lower=0),
+        high=(frame["mean"] + frame["std"]).clip(upper=100),
+    )
+    strokes = stroke_encodings("optimizer", styles, alt.Legend(title=None, **STROKE_SYMBOL))
+    width, height = _panel_size(frame["panel"].nunique())
+    charts: list[alt.LayerChart | alt.FacetChart] = []
+    for index, title in enumerate(frame["panel"].unique()):
+        panel = frame[frame["panel"] == title]
+        scale, axis = _accuracy_axis(panel)
+        places = [str(place) for place in panel["place"].unique()]
+        base = alt.Chart(inline_data(panel.drop(columns="panel"))).encode(
+            x=alt.X("place:N", sort=places, title=x_title, axis=alt.Axis(labelAngle=0)),
+            y=alt.Y(
+                "mean:Q",
+                title="Final test accuracy (%)" if index % _COLUMNS == 0 else None,
+                scale=scale,
+                axis=axis,
+            ),
+        )
+        error = base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q", color=strokes["color"])
+        line = base.mark_line(strokeJoin="round").encode(**strokes)
+        point = base.mark_point(filled=True, opacity=1, size=40).encode(
+            color=strokes["color"],
+            tooltip=[
+                "optimizer:N",
+                "place:N",
+                alt.Tooltip("mean:Q", title="accuracy (%)", format=".1f"),
+                alt.Tooltip("std:Q", title="± over seeds", format=".1f"),
+            ],
+        )
+        charts.append(alt.layer(error, line, point, title=title, width=width, height=height))
+    return alt.concat(*charts, columns=_COLUMNS, spacing=24, config=LOOK)
 
 
 def _mean_curves(frame: pd.DataFrame) -> pd.DataFrame:
@@ -136,12 +183,12 @@ def _mean_curves(frame: pd.DataFrame) -> pd.DataFrame:
     curves = groups.agg(["mean", "std", "count"]).reset_index().rename(columns={"count": "n"})
     curves["low"] = curves["mean"] - curves["std"]
     curves["high"] = curves["mean"] + curves["std"]
-    kept = pd.concat(curve.iloc[_spread(len(curve))] for _, curve in curves.groupby(line))
+    kept = pd.concat(curve.iloc[spread(len(curve))] for _, curve in curves.groupby(line))
     # A thousandth of a point is below a pixel; more digits only make files large.
     return kept.round({"mean": 3, "std": 3, "low": 3, "high": 3})
 
 
-def _spread(length: int) -> npt.NDArray[np.intp]:
+def spread(length: int) -> npt.NDArray[np.intp]:
     """Return at most MAX_POINTS evenly spread positions, the first and the last among them."""
     kept = np.linspace(0, length - 1, num=min(length, MAX_POINTS))
     return np.round(kept).astype(np.intp)
@@ -162,11 +209,12 @@ def _accuracy_axis(curves: pd.DataFrame) -> tuple[alt.Scale, alt.Axis]:
 
 
 def _band_and_line(
-    curves: pd.DataFrame, styles: Mapping[str, _Style], highlight: alt.Parameter, y: alt.Y
+    curves: pd.DataFrame, styles: Mapping[str, Style], highlight: alt.Parameter, y: alt.Y
 ) -> tuple[alt.Chart, alt.Chart]:
     """Draw the deviations and the means of one setting, both along `y`."""
-    strokes = _strokes("optimizer", styles, alt.Legend(title="Client optimizer", **_STROKE_SYMBOL))
-    base = alt.Chart(_inline(curves.drop(columns=["panel", "task"]))).encode(
+    legend = alt.Legend(title="Client optimizer", **STROKE_SYMBOL)
+    strokes = stroke_encodings("optimizer", styles, legend)
+    base = alt.Chart(inline_data(curves.drop(columns=["panel", "task"]))).encode(
         x=alt.X(
             "round:Q",
             title="Round",
@@ -195,7 +243,7 @@ def _band_and_line(
     return band, line
 
 
-class _Style(NamedTuple):
+class Style(NamedTuple):
     """How a line looks."""
 
     color: str
@@ -207,34 +255,34 @@ _SOLID, _DASHED, _DOTTED = [1, 0], [5, 3], [2, 2]
 
 # A variant keeps the colour of its optimizer and turns dashed: the two belong together.
 _KNOWN_STYLES = {
-    DELTA_SGD: _Style(_RED, 2.8, _SOLID),
-    f"{DELTA_SGD} (reused)": _Style(_RED, 2.0, _DASHED),
-    "SGD": _Style(_BLUE, 1.6, _SOLID),
-    "SGD (↓)": _Style(_BLUE, 1.6, _DASHED),
-    "SGDM": _Style("#56B4E9", 1.6, _SOLID),
-    "SGDM (↓)": _Style("#56B4E9", 1.6, _DASHED),
-    "Adam": _Style(_GREEN, 1.6, _SOLID),
-    "Adagrad": _Style("#CC79A7", 1.6, _SOLID),
-    "SPS": _Style("#B8860B", 1.6, _SOLID),
+    DELTA_SGD: Style(_RED, 2.8, _SOLID),
+    f"{DELTA_SGD} (reused)": Style(_RED, 2.0, _DASHED),
+    "SGD": Style(_BLUE, 1.6, _SOLID),
+    "SGD (↓)": Style(_BLUE, 1.6, _DASHED),
+    "SGDM": Style("#56B4E9", 1.6, _SOLID),
+    "SGDM (↓)": Style("#56B4E9", 1.6, _DASHED),
+    "Adam": Style(_GREEN, 1.6, _SOLID),
+    "Adagrad": Style("#CC79A7", 1.6, _SOLID),
+    "SPS": Style("#B8860B", 1.6, _SOLID),
 }
 
 _OTHER_COLORS = ["#000000", "#882255", "#44AA99", "#332288", "#999933", "#777777"]
 
 
-def _styles(names: Sequence[str]) -> dict[str, _Style]:
+def line_styles(names: Sequence[str]) -> dict[str, Style]:
     """Return a style by label in legend order: Δ-SGD first, then as given."""
     others = sorted(set(names) - set(_KNOWN_STYLES))
     styles = _KNOWN_STYLES | {
-        name: _Style(_OTHER_COLORS[place % len(_OTHER_COLORS)], 1.6, _DOTTED)
+        name: Style(_OTHER_COLORS[place % len(_OTHER_COLORS)], 1.6, _DOTTED)
         for place, name in enumerate(others)
     }
     return {name: styles[name] for name in sorted(names, key=lambda name: name != DELTA_SGD)}
 
 
-_STROKE_SYMBOL: dict[str, Any] = {"symbolType": "stroke", "symbolSize": 400, "symbolOpacity": 1}
+STROKE_SYMBOL: dict[str, Any] = {"symbolType": "stroke", "symbolSize": 400, "symbolOpacity": 1}
 
 
-def _strokes(field: str, styles: Mapping[str, _Style], legend: alt.Legend) -> dict[str, Any]:
+def stroke_encodings(field: str, styles: Mapping[str, Style], legend: alt.Legend) -> dict[str, Any]:
     """Return the encodings that give each value of `field` its style.
 
     The legend is the same on all three channels, which makes Vega-Lite merge them into one.
@@ -290,7 +338,7 @@ def heterogeneity_bars(
         )
         for index, (name, table) in enumerate(tables.items())
     ]
-    chart = alt.concat(*charts, columns=_COLUMNS, spacing=24, config=_LOOK)
+    chart = alt.concat(*charts, columns=_COLUMNS, spacing=24, config=LOOK)
     if title:
         chart = chart.properties(title=alt.Title(title, frame="bounds", anchor="middle", offset=12))
     return chart
@@ -309,7 +357,7 @@ def _checked_counts(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 # Paul Tol's "muted" scheme: ten classes that stay apart for colour-blind readers.
-_CLASS_COLORS = [
+CLASS_COLORS = [
     "#332288",
     "#88CCEE",
     "#44AA99",
@@ -340,12 +388,12 @@ def _bars(
             "share": table[held[:, 0], held[:, 1]] / totals[held[:, 0]],
         }
     )
-    few = len(names) <= len(_CLASS_COLORS)
+    few = len(names) <= len(CLASS_COLORS)
     if few:
         color = alt.Color(
             "class:N",
             title="Class",
-            scale=alt.Scale(domain=list(names), range=_CLASS_COLORS[: len(names)]),
+            scale=alt.Scale(domain=list(names), range=CLASS_COLORS[: len(names)]),
             sort=list(names),
         )
     else:
@@ -365,7 +413,7 @@ def _bars(
     label_every = max(1, math.ceil(clients / 20 / 5) * 5) if clients > 20 else 1
     chart: alt.Chart = (
         # One label for each of the many bars would only make the file large.
-        alt.Chart(_inline(rows))
+        alt.Chart(inline_data(rows))
         .mark_bar(aria=False)
         .encode(
             x=x.stack("zero"),
@@ -391,21 +439,31 @@ def _bars(
 
 # The step size covers whichever condition is the smaller: that one must show around it.
 _CONDITIONS = {
-    "smoothness": ("first condition (local smoothness)", _Style(_GREEN, 1.2, _SOLID)),
-    "growth": ("second condition (growth)", _Style("#56B4E9", 4, _SOLID)),
-    "eta": ("step size η (the minimum)", _Style(_RED, 1.6, _SOLID)),
+    "smoothness": ("first condition (local smoothness)", Style(_GREEN, 1.2, _SOLID)),
+    "growth": ("second condition (growth)", Style("#56B4E9", 4, _SOLID)),
+    "eta": ("step size η (the minimum)", Style(_RED, 1.6, _SOLID)),
 }
 
 
-def step_sizes(frame: pd.DataFrame, *, log: bool = True) -> AnyChart:
+def step_sizes(frame: pd.DataFrame | Mapping[str, pd.DataFrame], *, log: bool = True) -> AnyChart:
     """Draw the two conditions of Δ-SGD's step size, and the step size, their minimum.
 
     Args:
         frame: One row a local step: step (running over rounds), smoothness (the first
             condition, infinite where the gradient did not change), growth (the second) and
-            eta. Values that have no place on the axis leave a gap.
+            eta. Values that have no place on the axis leave a gap. A mapping of titles to
+            frames puts several below each other.
         log: A logarithmic y axis; the first condition spans orders of magnitude.
     """
+    if not isinstance(frame, Mapping):
+        return _step_sizes(frame, log).properties(config=LOOK)
+    if not frame:
+        raise UserError("the figure of step sizes has nothing to show: no run recorded them")
+    charts = [_step_sizes(panel, log).properties(title=name) for name, panel in frame.items()]
+    return alt.concat(*charts, columns=1, config=LOOK)
+
+
+def _step_sizes(frame: pd.DataFrame, log: bool) -> alt.Chart:
     require(frame, ["step", *_CONDITIONS], "the figure of step sizes")
     # Painted in the order of the columns: the widest line below, the step size on top.
     painted = ["step", "growth", "smoothness", "eta"]
@@ -421,17 +479,17 @@ def step_sizes(frame: pd.DataFrame, *, log: bool = True) -> AnyChart:
         scale = alt.Scale(type="log", domain=limits, nice=False)
     else:
         scale = alt.Scale(zero=True)
-    legend = alt.Legend(title=None, orient="top", **_STROKE_SYMBOL)
-    highlight = alt.selection_point(name="condition", fields=["condition"], bind="legend")
+    legend = alt.Legend(title=None, orient="top", **STROKE_SYMBOL)
+    highlight = alt.selection_point(fields=["condition"], bind="legend")
     chart: alt.Chart = (
-        alt.Chart(_inline(rows), width=640, height=280, config=_LOOK)
+        alt.Chart(inline_data(rows), width=640, height=280)
         .mark_line(strokeJoin="round")
         .encode(
             x=alt.X("step:Q", title="Local step", scale=alt.Scale(nice=False)),
             y=alt.Y("value:Q", title="Step size", scale=scale),
             opacity=alt.when(highlight).then(alt.value(1.0)).otherwise(alt.value(0.12)),
             tooltip=["step:Q", "condition:N", alt.Tooltip("value:Q", format=".3g")],
-            **_strokes("condition", dict(_CONDITIONS.values()), legend),
+            **stroke_encodings("condition", dict(_CONDITIONS.values()), legend),
         )
         .add_params(highlight)
     )
@@ -443,7 +501,7 @@ def _panel_size(panels: int) -> tuple[int, int]:
     return {1: (440, 300), 2: (340, 240)}.get(panels, (260, 200))
 
 
-def _inline(frame: pd.DataFrame) -> alt.InlineData:
+def inline_data(frame: pd.DataFrame) -> alt.InlineData:
     """Return the rows as data of the chart, beyond the 5000 that Altair takes of a frame."""
     rows = frame.astype(object).where(frame.notna(), None)
     columns = [str(column) for column in rows.columns]
@@ -452,7 +510,7 @@ def _inline(frame: pd.DataFrame) -> alt.InlineData:
     )
 
 
-_LOOK = alt.Config(
+LOOK = alt.Config(
     background="white",
     font="sans-serif",
     view=alt.ViewConfig(stroke=None),

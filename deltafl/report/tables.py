@@ -98,11 +98,11 @@ def to_latex(summary: pd.DataFrame) -> str:
     lines = [
         rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
         r"\toprule",
-        " & ".join(map(_latex_text, header)) + r" \\",
+        " & ".join(map(latex_text, header)) + r" \\",
         r"\midrule",
     ]
     for optimizer, cells in _rows(summary):
-        row = [_latex_text(optimizer), *(_latex_cell(cell) for cell in cells)]
+        row = [latex_text(optimizer), *(_latex_cell(cell) for cell in cells)]
         lines.append(" & ".join(row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -262,7 +262,8 @@ _LATEX = str.maketrans(
 )
 
 
-def _latex_text(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Return text with LaTeX's special characters escaped."""
     return text.translate(_LATEX)
 
 

@@ -150,7 +150,7 @@ class Average:
         average: Weights = {}
         for dtype, names in self._rows.items():
             mean = _cast(self._sums[dtype] / self._total, dtype)
-            parts = mean.split([self._reference[name].numel() for name in names])
+            parts = torch.split(mean, [self._reference[name].numel() for name in names])
             for name, part in zip(names, parts, strict=True):
                 average[name] = part.view(self._reference[name].shape)
         return {name: average[name] for name in self._reference}

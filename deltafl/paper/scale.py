@@ -1,0 +1,80 @@
+"""How much of the paper's setting a recipe computes: all of it, or what a laptop does in minutes.
+
+Section 4, "FL setup and optimizers" and "Hyperparameters". Both scales keep what a comparison
+depends on: the number of clients and their samples, who takes part, the batches, and decay at 50 %
+and 75 % of the rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deltafl.errors import unknown
+
+_TEXT = ("agnews", "dbpedia")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A number of rounds for each data set, and the width of each model."""
+
+    name: str
+    summary: str
+    rounds: Mapping[str, int]
+    eval_every: int
+    widths: Mapping[str, int] = field(default_factory=dict)
+
+    def fields(self, task: str) -> dict[str, Any]:
+        """Return the configuration's fields for a task."""
+        dataset, _, model = task.partition("-")
+        fields: dict[str, Any] = {
+            "task": task,
+            "run.rounds": self.rounds[dataset],
+            "run.eval_every": self.eval_every,
+        }
+        if model in self.widths:
+            fields["model.width"] = self.widths[model]
+        if dataset in _TEXT:
+            fields |= {"federation.clients": 50, "client.batch_size": 16}
+        return fields
+
+
+PAPER = Scale(
+    "paper",
+    "the paper's setting to the letter",
+    {
+        "mnist": 500,
+        "fmnist": 1000,
+        "cifar10": 2000,
+        "cifar100": 2000,
+        "agnews": 100,
+        "dbpedia": 100,
+    },
+    eval_every=10,
+)
+
+LAPTOP = Scale(
+    "laptop",
+    "a tenth of the rounds for the CNN, 30 to 40 rounds for narrow ResNets",
+    {
+        "mnist": 50,
+        "fmnist": 100,
+        "cifar10": 40,
+        "cifar100": 30,
+        "agnews": 10,
+        "dbpedia": 10,
+    },
+    eval_every=5,
+    widths={"resnet18": 8, "resnet50": 4},
+)
+
+SCALES = {scale.name: scale for scale in (PAPER, LAPTOP)}
+
+
+def lookup(name: str) -> Scale:
+    """Return a scale by its name."""
+    if name not in SCALES:
+        raise unknown("scale", name, SCALES)
+    return SCALES[name]

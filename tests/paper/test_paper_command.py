@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deltafl.cli import main
+
+
+def words(tmp_path, action: str, *more: str) -> list[str]:
+    return ["paper", action, *more, "--results", str(tmp_path / "results")]
+
+
+def test_a_recipe_runs_once_and_is_shown_beside_the_paper(tmp_path, capsys):
+    part = ["table-1", "--only", "mnist-cnn", "alpha=1", "sgd"]
+    run = [*words(tmp_path, "run", *part), "--runs", str(tmp_path / "runs")]
+    assert main(run) == 0
+    first = capsys.readouterr().out
+    assert "1 runs, 0 recorded" in first
+    assert "mnist-cnn α = 1 sgd seed 0: 9" in first
+    assert "(the paper: 98.3 %)" in first
+    assert main(run) == 0
+    assert "1 recorded" in capsys.readouterr().out
+
+    assert main([*words(tmp_path, "show", *part), "--json"]) == 0
+    [cell] = json.loads(capsys.readouterr().out)
+    summary = next((tmp_path / "runs").glob("*/summary.json"))
+    final = json.loads(summary.read_text())["final_test_accuracy"]
+    assert cell["ours"] == pytest.approx(100 * final)
+    assert (cell["paper"], cell["scale"], cell["n"]) == (98.3, "laptop", 1)
+
+    # A record is enough: the runs may be gone.
+    out = tmp_path / "tables"
+    assert main([*words(tmp_path, "show", "table-1"), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {
+        "table-1-laptop.md",
+        "table-1-laptop.csv",
+        "table-1-laptop.tex",
+    }
+    figures = tmp_path / "figures"
+    draw = [*words(tmp_path, "figure", "table-1"), "--out", str(figures), "--formats", "svg"]
+    assert main(draw) == 0
+    assert "<svg" in (figures / "table-1-laptop.svg").read_text()[:200]
+
+
+def test_the_list_names_every_item(tmp_path, capsys):
+    assert main(words(tmp_path, "list")) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("table-7", "figure-8", "theory-convex", "moon"))
+
+
+def test_a_plan_runs_nothing(tmp_path, capsys):
+    plan = [*words(tmp_path, "run", "table-1"), "--plan", "--scale", "paper"]
+    assert main(plan) == 0
+    assert "165 runs, 0 recorded" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
+
+
+def test_showing_what_was_never_run_shows_the_papers_numbers(tmp_path, capsys):
+    assert main(words(tmp_path, "show", "table-5")) == 0
+    text = capsys.readouterr().out
+    assert "83.1" in text
+    assert "0 of 8 runs done" in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        (["run"], "needs names"),
+        (["run", "table-9"], "table-9"),
+        (["show", "table-1", "--scale", "huge"], "scale"),
+        (["run", "table-1", "--only", "mnist"], "--only"),
+        (["run", "table-2a"], "agnews"),
+        (["figure", "table-1"], "nothing of table-1 has been run"),
+        (["dance"], "dance"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, wrong, hint):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", *wrong]) == 2
+    error = capsys.readouterr().err
+    assert hint in error
+    assert error.count("\n") == 1
