@@ -20,6 +20,7 @@ from deltafl.errors import UserError
 from deltafl.experiment import Config, Result
 from deltafl.experiment.config import validated
 from deltafl.paper.scale import SCALES
+from deltafl.report.runs import RecordedConfig
 from deltafl.tensorfile import write_atomically
 
 TAIL = 0.1
@@ -62,8 +63,8 @@ class Record(BaseModel):
     steps: Steps | None = None
 
     def configuration(self) -> Config:
-        """Return the configuration that was run."""
-        return validated(Config, self.config, f"in the record {self.fingerprint}")
+        """Return the configuration that was run; its names are not looked up."""
+        return validated(RecordedConfig, self.config, f"in the record {self.fingerprint}")
 
 
 def record(result: Result, scale: str) -> Record:
