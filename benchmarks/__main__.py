@@ -24,31 +24,35 @@ def main() -> None:
         for name, item in ITEMS.items()
         if (name in options.only if options.only else (item.quick > 0 or not quick))
     ]
-    name = "quick" if quick else "partial" if options.only else "latest"
+    name = "quick" if quick else "latest"
     settings = Settings(options.repeats, options.rounds, quick)
     minutes = [item.quick if quick else item.minutes for item in chosen]
-    about: dict[str, Any] = {
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "hardware": machine.hardware(),
-        "load_before": machine.load(),
-    }
-    begun = time.monotonic()
+    # Taken once: what later items find at work is ourselves.
+    load_before = machine.load()
     outcomes: dict[str, Outcome] = {}
     for place, item in enumerate(chosen):
         progress = Progress(item.name, 60 * minutes[place], 60 * sum(minutes[place + 1 :]))
+        about: dict[str, Any] = {
+            "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+            "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "hardware": machine.hardware(),
+            "load_before": load_before,
+        }
+        begun = time.monotonic()
         try:
-            outcomes[item.name] = item.measure(settings, progress)
+            outcome = item.measure(settings, progress)
         except Exception as error:
             reason = f"failed: {type(error).__name__}: {error}"
             progress.say(reason)
-            outcomes[item.name] = Outcome(item.title, notes=[reason])
+            outcome = Outcome(item.title, notes=[reason])
         about |= {
             "software": machine.software(),
             "load_after": machine.load(),
             "minutes": (time.monotonic() - begun) / 60,
         }
-        page = report.write(options.out, name, about, outcomes)
+        outcome.about = about
+        outcomes[item.name] = outcome
+        page = report.write(options.out, name, outcomes, list(ITEMS))
     print(page.read_text(encoding="utf-8"))
     print(f"written to {page} and {page.with_suffix('.json')}", file=sys.stderr)
 

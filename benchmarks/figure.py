@@ -17,7 +17,7 @@ PARTS = [piece for piece in PIECES if piece != "whole step"]
 def main() -> None:
     """Read results/benchmarks/latest.json and write docs/images/step.svg."""
     text = (ROOT / "results" / "benchmarks" / "latest.json").read_text(encoding="utf-8")
-    raw = json.loads(text)["items"]["anatomy"]["raw"]
+    raw = json.loads(text)["anatomy"]["raw"]
     frame = pd.DataFrame(
         {"path": kind, "part": part, "ms": 1e3 * raw["anatomy"][kind][part], "order": place}
         for kind in KINDS

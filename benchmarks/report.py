@@ -26,12 +26,14 @@ class Outcome:
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     raw: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    """When, how and on what it was measured."""
 
 
 IDLE = 0.5
 BUSY = (
-    "\n**The machine was not idle when this run began: do not quote these numbers.** Loops on "
-    "several threads suffer most, because OpenMP's threads spin while they wait for each other."
+    "**The machine was not idle when this began: do not quote these numbers.** Loops on several "
+    "threads suffer most, because OpenMP's threads spin while they wait for each other."
 )
 LEGEND = (
     "Seconds a round without evaluation unless a table says otherwise. *MAD* is the median "
@@ -42,45 +44,55 @@ LEGEND = (
 )
 
 
-def write(
-    folder: Path, name: str, about: Mapping[str, Any], outcomes: Mapping[str, Outcome]
-) -> Path:
-    """Write NAME.md and NAME.json, and return the first."""
+def write(folder: Path, name: str, outcomes: Mapping[str, Outcome], order: Sequence[str]) -> Path:
+    """Write NAME.md and NAME.json, and return the first.
+
+    Items that were not measured now stay as they were: each says when it was measured.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "about": about,
-        "items": {item: asdict(outcome) for item, outcome in outcomes.items()},
-    }
-    _replace(folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
+    place = folder / f"{name}.json"
+    known = _read(place) | outcomes
+    known = {item: known[item] for item in order if item in known}
+    content = {item: asdict(outcome) for item, outcome in known.items()}
+    _replace(place, json.dumps(content, indent=1) + "\n")
     page = folder / f"{name}.md"
-    _replace(page, _markdown(about, outcomes))
+    _replace(page, _markdown(known))
     return page
 
 
-def _markdown(about: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> str:
-    hardware = about["hardware"]
-    lines = [
-        "# Benchmarks",
-        "",
-        f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, "
-        f"{hardware['system']}. {about['started']}, `{about['command']}`, "
-        f"{about['minutes']:.0f} minutes.",
-        f"Load average (1, 5, 15 min) before: {_numbers(about['load_before'])}; "
-        f"after: {_numbers(about['load_after'])}.",
-        *([BUSY] if about["load_before"][0] > IDLE else []),
-        "",
-        *(f"- {name}: {text}" for name, text in about["software"].items()),
-        "",
-        LEGEND,
-    ]
+def _read(place: Path) -> dict[str, Outcome]:
+    if not place.exists():
+        return {}
+    items = json.loads(place.read_text(encoding="utf-8"))
+    return {
+        name: Outcome(**{**item, "tables": [Table(**table) for table in item["tables"]]})
+        for name, item in items.items()
+    }
+
+
+def _markdown(outcomes: Mapping[str, Outcome]) -> str:
+    lines = ["# Benchmarks", "", LEGEND]
     for outcome in outcomes.values():
-        lines += ["", f"## {outcome.title}"]
+        lines += ["", f"## {outcome.title}", "", *_where(outcome.about)]
         for table in outcome.tables:
             lines += ["", f"**{table.title}**", "", _row(table.columns)]
             lines += [_row(["---"] * len(table.columns)), *map(_row, table.rows)]
         if outcome.notes:
             lines += ["", *(f"- {note}" for note in outcome.notes)]
     return "\n".join(lines) + "\n"
+
+
+def _where(about: Mapping[str, Any]) -> list[str]:
+    """Say what a section was measured on, by which command, and how busy the machine was."""
+    hardware = about["hardware"]
+    software = "; ".join(f"{name} {text}" for name, text in about["software"].items())
+    return [
+        f"`{about['command']}`, {about['started']}, {about['minutes']:.0f} minutes, on "
+        f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, "
+        f"{hardware['system']}; {software}. Load average (1, 5, 15 min) before: "
+        f"{_numbers(about['load_before'])}; after: {_numbers(about['load_after'])}.",
+        *(["", BUSY] if about["load_before"][0] > IDLE else []),
+    ]
 
 
 def _row(cells: Sequence[str]) -> str:

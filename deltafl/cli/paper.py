@@ -238,6 +238,7 @@ def _theory(item: Item, folder: Path) -> None:
 def show(items: Sequence[Item], options: ShowOptions) -> None:
     """Print ours beside theirs."""
     from deltafl.paper import tables  # noqa: PLC0415
+    from deltafl.paper.cells import verdict  # noqa: PLC0415
 
     records = Records(options.results)
     found = list(_cells(items or tuple(recipes.ITEMS.values()), options, records, bool(items)))
@@ -252,6 +253,8 @@ def show(items: Sequence[Item], options: ShowOptions) -> None:
         console.print(f"The paper: {item.claim}.", markup=False, soft_wrap=True)
         for table in tables.to_rich(item, cells, console.width):
             console.print(table)
+        if not item.ablation and (said := verdict(cells)):
+            console.print(said, markup=False, soft_wrap=True)
         console.print(tables.coverage(item, cells), markup=False, soft_wrap=True)
         console.print("ours / the paper's / difference; bold: within 0.5 of the best\n")
         if options.out is not None:

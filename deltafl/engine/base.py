@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -56,6 +57,12 @@ class ClientTask(NamedTuple):
     remember: Path | None = None
 
 
+class Missing(NamedTuple):
+    """In place of a client's update: it did not come, or cannot be used, and why."""
+
+    reason: str
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """How the global weights do on the test set."""
@@ -78,10 +85,10 @@ class Engine(Protocol):
 
     def train(
         self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]
-    ) -> Iterator[Updates]:
+    ) -> Iterator[Updates | Missing]:
         """Yield the clients' updates in the order of `tasks`, one or several at a time.
 
-        The weights are valid until the next updates are asked for.
+        The weights are valid until the next updates are asked for. `Missing` stands for one client.
         """
 
     def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
@@ -89,12 +96,14 @@ class Engine(Protocol):
 
 
 def bundles(tasks: Sequence[ClientTask], size: int) -> list[Sequence[ClientTask]]:
-    """Cut a round's tasks into the pieces that are worked on together.
+    """Cut a round's tasks into pieces of about the same size, at most `size`, to work on together.
 
-    The size follows from the run alone, never from the number of processes: clients that share a
-    bundle may share bits.
+    They follow from the run alone, never from the number of processes: clients that share a bundle
+    may share bits.
     """
-    return [tasks[start : start + size] for start in range(0, len(tasks), size)]
+    count = -(-len(tasks) // size)
+    cuts = [place * len(tasks) // count for place in range(count + 1)]
+    return [tasks[start:stop] for start, stop in pairwise(cuts)]
 
 
 def chunks(samples: int) -> list[tuple[int, int]]:

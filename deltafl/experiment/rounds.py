@@ -16,6 +16,7 @@ from torch import Tensor
 from deltafl import kernels, tensorfile
 from deltafl.client import ClientMetrics, one_thread
 from deltafl.engine import ClientTask, Engine, Evaluation, Setup
+from deltafl.engine.base import Missing
 from deltafl.engine.workbench import build_model
 from deltafl.errors import UserError
 from deltafl.experiment.config import Config
@@ -110,6 +111,9 @@ class Rounds:
         metrics: dict[int, ClientMetrics] = {}
         ahead = iter(tasks)
         for updates in self._engine.train(self.weights, tasks):
+            if isinstance(updates, Missing):
+                refused[next(ahead).client] = updates.reason
+                continue
             shares = [self.server.client_weight(count) for count in updates.samples]
             faults = collected.add_all(updates.weights, shares)
             for place, how in enumerate(updates.metrics):

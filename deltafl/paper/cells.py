@@ -114,6 +114,33 @@ def best_of(cells: Iterable[Result]) -> tuple[set[Result], set[Result]]:
     return ours, theirs
 
 
+def verdict(cells: Iterable[Result], name: str = "delta-sgd") -> str | None:
+    """Say how an optimizer fares beside the others and beside the paper; None if it was not run."""
+    cells = list(cells)
+    ours, theirs = best_of(cells)
+    mine = [cell for cell in cells if cell.case.optimizer == name and cell.ours is not None]
+    rivals = {(c.case.task, c.case.alpha) for c in cells if c.ours is not None and c not in mine}
+    compared = [cell for cell in mine if (cell.case.task, cell.case.alpha) in rivals]
+    known = [cell.difference for cell in mine if cell.difference is not None]
+    if not mine:
+        return None
+    clauses = []
+    if compared:
+        best = sum(cell in ours for cell in compared)
+        published = sum(cell in theirs for cell in compared if cell.theirs is not None)
+        clauses.append(
+            f"best or within {BEST_WITHIN} points of the best in {best} of {len(compared)} "
+            f"settings (the paper: {published})"
+        )
+    if known:
+        reached = sum(difference >= -BEST_WITHIN for difference in known)
+        clauses.append(
+            f"at least the paper's accuracy less {BEST_WITHIN} in {reached} of {len(known)} "
+            f"(differences from {min(known):+.1f} to {max(known):+.1f} points)"
+        )
+    return f"{mine[0].case.label}: {'; '.join(clauses)}." if clauses else None
+
+
 def _within(values: Mapping[Result, float]) -> set[Result]:
     best = max(values.values(), default=0.0)
     return {cell for cell, value in values.items() if round(best - value, 9) <= BEST_WITHIN}

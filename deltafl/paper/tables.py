@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from deltafl.paper.cells import Result, best_of
+from deltafl.paper.cells import Result, best_of, verdict
 from deltafl.paper.recipes import Item
 from deltafl.report.tables import latex_text
 
@@ -98,7 +98,8 @@ def to_markdown(item: Item, cells: Sequence[Result]) -> str:
             lines.append([label, *words])
         parts.append(f"α = {alpha:g}")
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    parts += [_NOTE, coverage(item, cells)]
+    said = [] if item.ablation else [verdict(cells)]
+    parts += [_NOTE, " ".join([*filter(None, said), coverage(item, cells)])]
     return "\n\n".join(parts) + "\n"
 
 

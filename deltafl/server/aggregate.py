@@ -24,16 +24,19 @@ def problem(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> st
     return None
 
 
-def _misfit(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> str | None:
-    """Return what of the names, shapes and dtypes does not fit."""
+def _misfit(
+    update: Mapping[str, Tensor], reference: Mapping[str, Tensor], leading: int = 0
+) -> str | None:
+    """Return what of the names, shapes (but for leading axes) and dtypes does not fit."""
     if missing := [name for name in reference if name not in update]:
         return f"missing {_some(missing)}"
     if extra := [name for name in update if name not in reference]:
         return f"unexpected {_some(extra)}"
     for name, wanted in reference.items():
         given = update[name]
-        if given.shape != wanted.shape:
-            return f"{name!r} has shape {tuple(given.shape)}, not {tuple(wanted.shape)}"
+        shape = given.shape[leading:]
+        if shape != wanted.shape:
+            return f"{name!r} has shape {tuple(shape)}, not {tuple(wanted.shape)}"
         if given.dtype != wanted.dtype:
             return f"{name!r} has dtype {given.dtype}, not {wanted.dtype}"
     return None
@@ -83,8 +86,7 @@ class Average:
 
         Returns why clients were refused, by their place; the others are added.
         """
-        first = {name: value[0] for name, value in stack.items()}
-        if (fault := _misfit(first, self._reference)) is not None:
+        if (fault := _misfit(stack, self._reference, leading=1)) is not None:
             return dict.fromkeys(range(len(weights)), fault)
         # Relative to the first: equal weights are exactly 1 each, so they give the bits of the
         # plain average, and the unit of the weights cancels exactly.
@@ -115,7 +117,6 @@ class Average:
         self, stack: Mapping[str, Tensor], shares: list[float]
     ) -> dict[torch.dtype, Tensor]:
         """Return the sums over the clients, each entry in float64, in a tensor of their own."""
-        factors = torch.tensor(shares, dtype=torch.float64).unsqueeze(1)
         equal = shares.count(1.0) == len(shares)
         sums = {}
         for dtype, names in self._rows.items():
@@ -123,7 +124,7 @@ class Average:
             values = row.to(torch.float64)
             if not equal:
                 # A product and a sum, each rounded: a fused one may round vector and tail apart.
-                values = values * factors
+                values = values * torch.tensor(shares, dtype=torch.float64).unsqueeze(1)
             sums[dtype] = values[0] if len(shares) == 1 else values.sum(0)
         return sums
 

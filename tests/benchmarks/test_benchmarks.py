@@ -88,8 +88,16 @@ def test_report_warns_of_a_busy_machine(tmp_path: Path):
         "load_after": [0.0, 0.0, 0.0],
         "software": {"python": "3"},
     }
-    page = report.write(tmp_path, "quick", about, {"i": report.Outcome("T", notes=["n"])})
-    assert "do not quote" in page.read_text()
-    about["load_before"] = [0.1, 1.0, 1.0]
-    page = report.write(tmp_path, "quick", about, {})
-    assert "do not quote" not in page.read_text()
+    order = ["i", "j"]
+    one = {"i": report.Outcome("T", [report.Table("t", ["a"], [["1"]])], ["n"], about=about)}
+    assert "do not quote" in report.write(tmp_path, "quick", one, order).read_text()
+    idle = {**about, "load_before": [0.1, 1.0, 1.0]}
+    other = {"j": report.Outcome("U", about=idle)}
+    text = report.write(tmp_path, "quick", other, order).read_text()
+    # What was not measured again stays, with what is said of it.
+    assert text.count("do not quote") == 1
+    assert (
+        text.index("## T") < text.index("do not quote") < text.index("| 1 |") < text.index("## U")
+    )
+    again = {"i": report.Outcome("T", about=idle)}
+    assert "do not quote" not in report.write(tmp_path, "quick", again, order).read_text()

@@ -7,7 +7,7 @@ import pytest
 
 from deltafl.errors import UserError
 from deltafl.experiment import run
-from deltafl.paper.cells import Result, best_of, results
+from deltafl.paper.cells import Result, best_of, results, verdict
 from deltafl.paper.numbers import Number
 from deltafl.paper.only import Only
 from deltafl.paper.recipes import ITEMS, Case
@@ -128,6 +128,14 @@ class TestCells:
             "paper": 85.21,
             "scale": "paper",
         }
+
+    def test_the_verdict_counts_settings(self, cells):
+        assert verdict(cells) == (
+            "Δ-SGD: best or within 0.5 points of the best in 1 of 1 settings (the paper: 1); at "
+            "least the paper's accuracy less 0.5 in 1 of 1 (differences from +0.8 to +0.8 points)."
+        )
+        assert verdict(cells, "sgd").startswith("SGD: best or within 0.5 points of the best in 0")
+        assert verdict(cells, "sps") is None
 
     def test_tables_show_ours_beside_theirs(self, cells):
         item = ITEMS["table-7"]
