@@ -7,10 +7,10 @@ export NO_MKDOCS_2_WARNING := 1
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser lint types docs docs-serve bench bench-quick clean
+.PHONY: help demo test test-federation browser lint types docs docs-serve bench bench-quick clean
 
 help: ## show the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "==> environment: .venv (torch and friends; a minute or two the first time)"
@@ -23,9 +23,13 @@ demo: $(STAMP) ## compare the paper's eight optimizers on the embedded digits (a
 	@echo "==> demo: 8 client optimizers x 2 heterogeneities x 3 seeds on scikit-learn's digits"
 	@$(BIN)/deltafl compare examples/demo.toml --out runs/demo
 
-test: $(STAMP) browser ## run all tests
+test: $(STAMP) browser ## run all tests but the slow ones of test-federation
 	@echo "==> tests (unit, property, end to end; the real data sets are fetched once)"
 	@$(BIN)/pytest -n 2 --dist worksteal
+
+test-federation: $(STAMP) ## run the slow tests of clusters and federations of many processes
+	@echo "==> federations: real nodes, killed in the middle"
+	@$(BIN)/pytest -m federation
 
 # The pages of deltafl report are tested in a real browser; pip cannot bring one.
 browser: ## install Debian's chromium for the tests, where that is possible

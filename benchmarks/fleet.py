@@ -16,6 +16,19 @@ def deltafl(fields: Mapping[str, Any], name: str = "deltafl", **spec: object) ->
     return System(name, "deltafl_rounds", {"config": dict(fields), **spec})
 
 
+def deltafl_on_ray(fields: Mapping[str, Any], name: str = "deltafl on Ray") -> System:
+    """Return deltafl on a local Ray cluster, started for every block."""
+    spec = {"config": {**fields, "engine.kind": "ray"}}
+    return System(name, "deltafl_rounds", spec, lasting=False)
+
+
+def deltafl_on_nodes(fields: Mapping[str, Any], nodes: int, cpus: int) -> System:
+    """Return deltafl on several Ray nodes of this machine, started for every block."""
+    name = f"{nodes} node{'s' * (nodes > 1)}, {cpus} CPU{'s' * (cpus > 1)} each"
+    spec = {"config": dict(fields), "nodes": nodes, "cpus": cpus}
+    return System(name, "ray_nodes", spec, lasting=False)
+
+
 def local_work(fields: Mapping[str, Any]) -> System:
     """Return only the local work of deltafl's clients."""
     spec = {"config": dict(fields), "processes": CORES}

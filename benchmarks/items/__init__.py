@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.items import anatomy, delta, memory, resnet, scale, tiny, workload
+from benchmarks.items import anatomy, cluster, delta, memory, resnet, scale, tiny, workload
 from benchmarks.items.base import Item, Settings
 
 __all__ = ["ITEMS", "Item", "Settings"]
@@ -16,6 +16,7 @@ ITEMS: dict[str, Item] = {
         tiny.ITEM,
         resnet.ITEM,
         scale.ITEM,
+        cluster.ITEM,
         memory.ITEM,
     )
 }

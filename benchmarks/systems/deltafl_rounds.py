@@ -38,7 +38,11 @@ class Clock:
 
 def main() -> None:
     """Run rounds of a configuration given as {dotted field: value}."""
-    spec = arguments()
+    measure(arguments())
+
+
+def measure(spec: dict[str, Any]) -> None:
+    """Run rounds of what is asked for until the gate closes."""
     config = deltafl.Config().override(**spec["config"])
     dataset = noise(spec["noise"]) if "noise" in spec else None
 

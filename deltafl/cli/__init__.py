@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from deltafl.cli import compare, data, paper, partition, report, run, tune
+from deltafl.cli import compare, data, federate, paper, partition, report, run, tune
 from deltafl.cli.command import console
 from deltafl.errors import UserError, unknown
 from deltafl.version import __version__
@@ -20,6 +20,7 @@ COMMANDS = {
     command.name: command
     for command in (
         run.COMMAND,
+        federate.COMMAND,
         compare.COMMAND,
         report.COMMAND,
         tune.COMMAND,

@@ -152,7 +152,7 @@ def run_all(configs: Sequence[Config], out: Path | str, watcher: Watcher | None)
         watcher.planned(configs)
     chosen = configs[0].engine
     results = []
-    with engines.build(chosen.kind, chosen.workers) as engine:
+    with engines.build(chosen.kind, chosen.workers, chosen.address) as engine:
         for config in configs:
             result = run(
                 config,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -125,16 +126,29 @@ class RunConfig(Strict):
 class EngineConfig(Strict):
     """Where client work runs. Only `fast` changes the result, and that by rounding."""
 
-    kind: Literal["workers", "inline"] = Field(
-        "workers", description="processes of one thread each, or this process"
+    kind: Literal["workers", "inline", "ray"] = Field(
+        "workers", description="processes of one thread each, this process, or a Ray cluster"
     )
     workers: Annotated[int, Field(ge=0, le=1024)] = Field(
         0, description="number of processes; 0: one a core"
     )
+    address: str | None = Field(
+        None, description="of a Ray cluster, auto or HOST:PORT; none: a local one"
+    )
     fast: bool = Field(True, description="fused kernels, small clients stacked; false: plain torch")
 
+    @model_validator(mode="after")
+    def _address_is_of_a_cluster(self) -> Self:
+        if self.address is None:
+            return self
+        if self.kind != "ray":
+            raise UserError(f"engine.address {self.address!r} is of a Ray cluster: use kind ray")
+        if not re.fullmatch(r"auto|[^\s/]+:\d{1,5}", self.address):
+            raise UserError(f"engine.address {self.address!r} is neither auto nor HOST:PORT")
+        return self
 
-_ELSEWHERE: Any = {"engine": {"kind", "workers"}, "run": {"checkpoint_seconds"}}
+
+_ELSEWHERE: Any = {"engine": {"kind", "workers", "address"}, "run": {"checkpoint_seconds"}}
 """Fields that say where a run happens and how often it is saved: they change no result."""
 
 

@@ -82,7 +82,8 @@ def run(
             if summary is not None:
                 return Result(config, summary, read_metrics(folder.path / METRICS), folder.path)
         if engine is None:
-            built = engines.build(config.engine.kind, config.engine.workers)
+            chosen = config.engine
+            built = engines.build(chosen.kind, chosen.workers, chosen.address)
             engine = stack.enter_context(built)
         rounds = Rounds(config, build_setup(config, dataset), engine)
         if folder is None:

@@ -1,0 +1,1 @@
+"""Δ-SGD clients under SecAgg+, which Flower 1.41 has for its old interface only."""
