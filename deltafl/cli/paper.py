@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 RESULTS = Path("results/paper")
 THEORY = "theory"
 
+ScaleName = Literal["paper", "laptop"]
+
 
 class ListOptions(Strict):
     """Where to look for what has been run."""
@@ -61,7 +63,7 @@ class PartOptions(ListOptions):
 class RunOptions(PartOptions):
     """What to run, and where."""
 
-    scale: Literal["paper", "laptop"] = Field(
+    scale: ScaleName = Field(
         "laptop", description="the paper's setting to the letter, or a cut that takes minutes a run"
     )
     runs: Path = Field(Path("runs/paper"), description="folder of the run folders")
@@ -71,7 +73,7 @@ class RunOptions(PartOptions):
 class ShowOptions(PartOptions):
     """What to show."""
 
-    scale: Literal["paper", "laptop"] | None = Field(
+    scale: ScaleName | None = Field(
         None, description="none given: every scale of which something has been run"
     )
     json_: bool = Field(False, alias="json", description="print the cells for a program")
@@ -81,7 +83,7 @@ class ShowOptions(PartOptions):
 class FigureOptions(PartOptions):
     """What to draw."""
 
-    scale: Literal["paper", "laptop"] | None = Field(
+    scale: ScaleName | None = Field(
         None, description="none given: the paper's if it has been run, else the laptop's"
     )
     out: Path = Field(Path("results/paper/figures"), description="folder of the pictures")

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from deltafl.cli.command import Command, console
 from deltafl.errors import UserError
+from deltafl.experiment.config import Strict
 from deltafl.paper.recipes import published_for
 from deltafl.tensorfile import write_atomically
 
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
     from deltafl.report.runs import RunView
 
 
-class ReportOptions(BaseModel):
+class ReportOptions(Strict):
     """Which runs, and what is made of them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dir: Path = Field(
         Path("runs"),

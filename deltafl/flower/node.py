@@ -17,7 +17,6 @@ import numpy.typing as npt
 import platformdirs
 import safetensors.numpy
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from deltafl import optim
@@ -25,7 +24,7 @@ from deltafl.data import Dataset, Partition, Split
 from deltafl.engine import Setup
 from deltafl.errors import UserError
 from deltafl.experiment import Config
-from deltafl.experiment.config import validated
+from deltafl.experiment.config import Strict, validated
 from deltafl.experiment.federation import build_setup
 from deltafl.flower.wire import MalformedError, Order, read_experiment
 
@@ -138,10 +137,8 @@ class Node:
         return read_arrays(Path(self.data).expanduser())
 
 
-class Facts(BaseModel):
+class Facts(Strict):
     """What the server says of the data set; checked like any other input."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     shape: tuple[int, int, int]

@@ -19,8 +19,6 @@ from deltafl.report.figures import AnyChart
 
 def draw(item: Item, cells: Sequence[Result]) -> AnyChart:
     """Return the picture of an item whose cells have been run, at least some of them."""
-    if item.drawing == "partitions":
-        return partitions()
     run = [cell for cell in cells if cell.records]
     if not run:
         raise UserError(

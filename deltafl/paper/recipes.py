@@ -59,7 +59,7 @@ class Case:
         if self.optimizer in rates and "client.lr" not in self.changes:
             fields["client.lr"] = rates[self.optimizer]
         if "run.rounds" in self.changes:  # said for the paper's scale
-            share = scale.rounds["fmnist"] / 1000
+            share = scale.rounds[dataset] / PAPER.rounds[dataset]
             fields["run.rounds"] = max(1, round(self.changes["run.rounds"] * share))
         return Config().override(**fields)
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from deltafl.errors import UserError
 from deltafl.experiment import Config, Result
-from deltafl.experiment.config import validated
+from deltafl.experiment.config import Strict, validated
 from deltafl.paper.scale import SCALES
 from deltafl.report.runs import RecordedConfig
 from deltafl.tensorfile import write_atomically
@@ -29,10 +29,8 @@ TAIL = 0.1
 STEP_DIGITS = 4
 
 
-class Steps(BaseModel):
+class Steps(Strict):
     """The step sizes of one client a round, step after step (Figure 7)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     round: list[int]
     smoothness: list[float | None]
@@ -40,10 +38,8 @@ class Steps(BaseModel):
     eta: list[float | None]
 
 
-class Record(BaseModel):
+class Record(Strict):
     """One finished run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     fingerprint: str
     task: str

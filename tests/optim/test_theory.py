@@ -17,7 +17,8 @@ Where the proof needs care, and what is tested therefore:
 - For clients that restart from the average we read x_t^i as the point of the step in f_i, and as
   the point the step led to in the moves. So read, it holds on our problems if x* minimises every
   f_i, as the last sentence of the theorem asks (``test_lyapunov_averaged``), and fails if x* only
-  minimises the average (``test_without_a_common_minimiser_the_lemma_fails``).
+  minimises the average (``test_without_a_common_minimiser_the_lemma_fails``). Losses that are flat
+  in a direction can break it all the same: see ``tests/paper/test_theory.py``.
 - The rate needs eta_t^i >= 1 / (2 L), which the growth condition allows only if eta_0 is not
   smaller than that; the proof takes eta_0 = 1, and so do we, with L > 1/2. It divides by the sum of
   step sizes client by client, which needs f_i(x~) >= f_i(x*): again a minimiser of every f_i.
