@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from benchmarks import compare, fleet
 from benchmarks.federation import CORES, Fields, W
@@ -29,20 +30,25 @@ def measure(settings: Settings, progress: Progress) -> Outcome:
     _model(settings, progress, outcome)
     _nodes(settings, progress, outcome)
     outcome.notes.append(
-        "Ray is started anew for every block: its own processes do not rest while they wait, and "
-        "would slow down whoever is measured next."
+        "All are started anew for every block: Ray's own processes do not rest while they wait, "
+        "and would slow down whoever is measured next."
     )
     return outcome
 
 
 def _overhead(settings: Settings, progress: Progress, outcome: Outcome) -> None:
     """Compare a round of W on Ray with the same on workers."""
-    systems = [fleet.deltafl(W), fleet.deltafl_on_ray(W)]
+    systems = _both(W)
     repeats, rounds = settings.choose(7, 30)
     results = compare.interleave(systems, progress, repeats=repeats, rounds=rounds)
     title = f"a round of W, {CORES} workers and {CORES} actors; ratio to deltafl on workers"
     outcome.tables.append(Table(title, compare.COLUMNS, compare.rows(results, "deltafl")))
     outcome.raw["overhead"] = compare.raw(results)
+
+
+def _both(fields: Fields) -> list[System]:
+    """Return workers and Ray; both are started for every block, so that caches are as full."""
+    return [replace(fleet.deltafl(fields), lasting=False), fleet.deltafl_on_ray(fields)]
 
 
 def _clients(settings: Settings, progress: Progress, outcome: Outcome) -> None:
@@ -93,8 +99,7 @@ def _growth(
     lines = []
     repeats, _ = settings.choose(3, 1)
     for size, chosen in fields.items():
-        systems = [fleet.deltafl(chosen), fleet.deltafl_on_ray(chosen)]
-        results = compare.interleave(systems, progress, repeats=repeats, rounds=rounds[size])
+        results = compare.interleave(_both(chosen), progress, repeats=repeats, rounds=rounds[size])
         outcome.raw[f"{what}: {size}"] = compare.raw(results)
         for line in compare.rows(results, "deltafl"):
             lines.append([str(size), *line])

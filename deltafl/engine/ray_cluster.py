@@ -43,10 +43,11 @@ from deltafl.errors import UserError
 PLACES_PER_ACTOR = 4
 # An actor that has its next job already need not wait for the main process to wake up.
 JOBS_AHEAD = 2
-# Ray sends answers of up to so many bytes along with the message, and larger ones through the
-# object store, which takes longer than a second message. So calls are made to stay below it.
-LARGEST_ANSWER = 100 << 10
-OWN_LARGEST_ANSWER = 1 << 20
+# What is below so many bytes Ray sends along with a message, and what is larger goes through the
+# object store, which costs more than another message. So answers are made to stay below it.
+MESSAGE = 100 << 10
+OWN_MESSAGE = 1 << 20
+FILLED = 0.9  # the rest of a message is for metrics and the like
 MAX_TRIES = 3
 CONNECT_SECONDS = 10
 START_SECONDS = 120
@@ -133,9 +134,10 @@ class Actor:
 class _Run:
     """What all actors share of a run, and the weights they were given last."""
 
-    def __init__(self, ray: Any, setup: Setup) -> None:
+    def __init__(self, ray: Any, setup: Setup, inline: int) -> None:
         model = build_model(setup)
         self._ray = ray
+        self._inline = inline
         # A copy no longer refers to files, which other nodes may not have.
         content, buffers = pack(replace(setup, dataset=replace(setup.dataset)))
         self.content = content
@@ -148,11 +150,16 @@ class _Run:
         self._reference: Any = None
 
     def broadcast(self, weights: Mapping[str, Tensor]) -> Any:
-        """Put the weights into the object store, unless they are what lies there already."""
+        """Put the weights into the object store, unless they are what lies there already.
+
+        In a cluster of this machine alone small ones go with the messages, which is quicker.
+        """
         block = torch.zeros(self.layout.size, dtype=torch.uint8)
         copy_into(self.layout.views(block), weights)
         if self._block is None or not torch.equal(block, self._block):
-            self._reference, self._block = _put(self._ray, block.numpy()), block
+            small = block.nbytes <= self._inline
+            self._reference = block.numpy() if small else _put(self._ray, block.numpy())
+            self._block = block
         return self._reference
 
 
@@ -170,7 +177,7 @@ class RayEngine:
     def __enter__(self) -> RayEngine:
         with contextlib.ExitStack() as stack:
             cpus = self._workers or available_cores()
-            self._ray, self._largest = stack.enter_context(_connected(self._address, cpus))
+            self._ray, self._own = stack.enter_context(_connected(self._address, cpus))
             stack.callback(self._dismiss)
             self._remote = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(RayDesk)
             count = self._workers or int(self._ray.cluster_resources().get("CPU", 0))
@@ -202,7 +209,7 @@ class RayEngine:
         if torch.device(setup.device).type != "cpu":
             raise UserError("the actors of a Ray cluster compute on CPUs: use --run.device cpu")
         self._run = None  # its buffers go before the next ones come
-        self._run = _Run(self._ray, setup)
+        self._run = _Run(self._ray, setup, int(FILLED * OWN_MESSAGE) if self._own else 0)
         for actor in self._actors:
             self._send(actor)
 
@@ -222,8 +229,8 @@ class RayEngine:
         """Yield the clients' updates in the order of `tasks`."""
         run = self._opened()
         given = bundles([_absolute(task) for task in tasks], run.bundle)
-        # A tenth is left for the metrics.
-        largest = max(1, int(0.9 * self._largest) // (run.bundle * run.layout.size))
+        room = FILLED * (OWN_MESSAGE if self._own else MESSAGE)
+        largest = max(1, int(room) // (run.bundle * run.layout.size))
         replies: Iterator[Reply] = self._stream("train", weights, given, largest)
         for buffer, samples, metrics in replies:
             layout = bundle_layout(run.layout, len(samples))
@@ -349,10 +356,10 @@ def _put(ray: Any, value: object) -> Any:
 
 
 @contextlib.contextmanager
-def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, int]]:
+def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
     """Yield Ray, connected to a cluster: the given one, or a local one with so many CPUs.
 
-    Also yields how large an answer may be that comes with its message.
+    Also yields whether the cluster was started for this.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nobody is told that Ray runs
     try:
@@ -363,7 +370,7 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, int]]:
         here = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", here):
             raise UserError(f"this process is connected to Ray at {here} already, not {address}")
-        yield ray, LARGEST_ANSWER
+        yield ray, False
         return
     with contextlib.ExitStack() as stack:
         before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
@@ -376,7 +383,7 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, int]]:
                 "include_dashboard": False,
                 "_temp_dir": str(folder),
                 "_system_config": {
-                    "max_direct_call_object_size": OWN_LARGEST_ANSWER,
+                    "max_direct_call_object_size": OWN_MESSAGE,
                     "worker_niceness": 0,  # the actors are what this is about
                 },
             }
@@ -394,7 +401,7 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, int]]:
             raise UserError(f"cannot use Ray {where}: {error}") from None
         # Ray has put handlers of its own there; the last of them ends the process with a core dump.
         _on_sigterm(_leave if before is signal.SIG_DFL else before)
-        yield ray, OWN_LARGEST_ANSWER if address is None else LARGEST_ANSWER
+        yield ray, address is None
 
 
 def _reach(address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import sys
@@ -78,6 +79,8 @@ def main() -> None:
     """Serve on the file descriptor given on the command line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
     torch.set_num_threads(1)
+    if hasattr(os, "SCHED_BATCH"):  # a worker that wakes up lets the main process send first
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     serve(connection.Connection(int(sys.argv[1])))
 
 

@@ -101,8 +101,7 @@ class StackedLoss:
     def __call__(self, point: Point, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return one loss a client."""
         logits = self._model.stacked(point, inputs)
-        each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        losses = each.view(labels.shape).mean(1)
+        losses = F.cross_entropy(logits, labels, reduction="none").mean(1)
         if self._mu:
             squares = [
                 (value - self._anchors[name]).square().flatten(1).sum(1)

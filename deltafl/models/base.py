@@ -30,7 +30,7 @@ class Classifier(nn.Module):
     """Whether `stacked` is there: small models give it, so that many clients train at once."""
 
     def stacked(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the logits, [clients, N, classes], of clients with weights of their own.
+        """Return the logits, [clients, classes, N], of clients with weights of their own.
 
         Every tensor of `weights` and `inputs` has a leading axis of clients.
         """
@@ -50,6 +50,9 @@ class Classifier(nn.Module):
 
 
 def stacked_linear(weights: Mapping[str, Tensor], layer: str, inputs: Tensor) -> Tensor:
-    """Apply a linear layer of every client to that client's inputs, [clients, N, features]."""
+    """Apply a linear layer of every client to that client's inputs, [clients, features, N].
+
+    The samples come last, so that the weights' gradients lie in memory as the weights do.
+    """
     bias, weight = weights[f"{layer}.bias"], weights[f"{layer}.weight"]
-    return baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
+    return baddbmm(bias.unsqueeze(2), weight, inputs)

@@ -24,7 +24,7 @@ class Softmax(Classifier):
 
     def stacked(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the logits of clients with weights of their own."""
-        return stacked_linear(weights, "head", inputs.flatten(2))
+        return stacked_linear(weights, "head", inputs.flatten(2).mT)
 
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the flattened input."""

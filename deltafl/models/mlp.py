@@ -22,7 +22,7 @@ class MLP(Classifier):
 
     def stacked(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the logits of clients with weights of their own."""
-        hidden = stacked_linear(weights, "hidden", inputs.flatten(2)).relu()
+        hidden = stacked_linear(weights, "hidden", inputs.flatten(2).mT).relu()
         return stacked_linear(weights, "head", hidden)
 
     def represent(self, inputs: Tensor) -> Tensor:
