@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,7 @@ class RunFolder:
                 f"{metrics} does not have every round up to the checkpoint's ({rounds.done}): "
                 f"delete {self.path} and start the run again"
             )
-        text = "".join(json.dumps(row) + "\n" for row in kept)
-        tensorfile.write_atomically(metrics, text.encode())
+        write_rows(metrics, kept)
 
     def record(self, report: RoundReport) -> None:
         """Append a round to metrics.jsonl."""
@@ -143,6 +142,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             ) from None
         rows.append(row)
     return rows
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace a file of rows, all at once."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    tensorfile.write_atomically(path, text.encode())
 
 
 def _is_temporary(path: Path) -> bool:

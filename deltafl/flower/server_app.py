@@ -23,6 +23,7 @@ from deltafl.errors import UserError
 from deltafl.experiment import Config, run
 from deltafl.experiment.config import OWN_DATA, validated
 from deltafl.experiment.rounds import RoundReport
+from deltafl.experiment.run_folder import read_metrics, write_rows
 from deltafl.flower.engine import FlowerEngine, Patience
 from deltafl.flower.node import read_arrays
 from deltafl.flower.wire import MalformedError, read_experiment
@@ -54,14 +55,11 @@ def serve(grid: Grid, given: Mapping[str, Any]) -> dict[str, Any]:
     patience = Patience(float(given["deadline"]), float(given["join"]))
     dataset = read_test_set(config, str(given["data"])) if given["data"] else None
 
-    def record(round_: int, rows: list[dict[str, Any]]) -> None:
-        with (folder / NODES).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"round": round_} | row) + "\n" for row in rows)
-
+    reporter = Reporter(folder / NODES)
     wait_for(folder)
-    on_nodes = record if given["evaluate-nodes"] else None
+    on_nodes = reporter.record if given["evaluate-nodes"] else None
     with FlowerEngine(grid, experiment, patience, on_nodes) as engine:
-        result = run(config, out=folder, dataset=dataset, engine=engine, listeners=[Reporter()])
+        result = run(config, out=folder, dataset=dataset, engine=engine, listeners=[reporter])
     return result.summary
 
 
@@ -79,10 +77,24 @@ def read_test_set(config: Config, path: str) -> Dataset:
 
 
 class Reporter:
-    """Says on standard output how the run goes; Flower carries it to whoever follows the log."""
+    """Says on standard output how the run goes; Flower carries it to whoever follows the log.
+
+    What nodes say of the weights on their own samples goes to a file.
+    """
+
+    def __init__(self, nodes: Path) -> None:
+        self._nodes = nodes
+
+    def record(self, round_: int, rows: list[dict[str, Any]]) -> None:
+        """Append the nodes' evaluations after a round."""
+        with self._nodes.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"round": round_} | row) + "\n" for row in rows)
 
     def started(self, config: Config, done: int) -> None:
-        """Say that the rounds begin."""
+        """Say that the rounds begin, and forget what nodes said of rounds that come again."""
+        if self._nodes.exists():
+            kept = [row for row in read_metrics(self._nodes) if row["round"] <= done]
+            write_rows(self._nodes, kept)
         say("started", done=done)
 
     def finished_round(self, report: RoundReport) -> None:

@@ -40,6 +40,24 @@ def test_a_run_says_how_it_goes_and_leaves_a_run_folder(small, grid, tmp_path, c
     assert [event["kind"] for event in events(capsys.readouterr().out)] == ["finished"]
 
 
+def test_rounds_that_come_again_are_told_of_once(small, tmp_path, capsys):
+    reporter = server_app.Reporter(tmp_path / "nodes.jsonl")
+    for round_ in (1, 2, 3):
+        reporter.record(round_, [{"client": 0}, {"client": 1}])
+    with (tmp_path / "nodes.jsonl").open("a") as file:
+        file.write('{"round": 4, "cli')  # killed in the middle
+    reporter.started(small, 2)
+    reporter.record(3, [{"client": 1}])
+    rows = [json.loads(row) for row in (tmp_path / "nodes.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["client"]) for row in rows] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+        (3, 1),
+    ]
+
+
 def test_what_is_wrong_is_said_in_one_line(small, grid, tmp_path, capsys):
     grid.nodes.clear()
     context = SimpleNamespace(run_config=given(small, tmp_path / "run"))
