@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
+
+# What the system has run out of, and what to do.
+EXHAUSTED = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer --engine.workers",
+    errno.ENFILE: "the whole system has too many open files",
+    errno.ENOMEM: "free memory, or use fewer --engine.workers",
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+}
 
 
 class UserError(Exception):
     """Bad input. The message is one line; the command line prints it and exits with 2."""
+
+
+def explained(error: OSError, where: object = None) -> str:
+    """Say in one line what the system refused, where, and what to do about it."""
+    place = error.filename or where
+    what = f"{place}: " if place else ""
+    advice = EXHAUSTED.get(error.errno or 0)
+    return f"{what}{error.strerror or error}" + (f"; {advice}" if advice else "")
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:

@@ -6,14 +6,15 @@ Bad input is one line on standard error and exit code 2, never a traceback.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from rich.markup import escape
 
-from deltafl.cli import compare, data, federate, paper, partition, report, run, tune
+from deltafl.cli import compare, data, federate, paper, partition, report, run, stopping, tune
 from deltafl.cli.command import console
-from deltafl.errors import UserError, unknown
+from deltafl.errors import UserError, explained, unknown
 from deltafl.version import __version__
 
 COMMANDS = {
@@ -35,22 +36,22 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = sys.argv[1:] if words is None else words
     try:
-        _dispatch(words)
+        with stopping.at_once():
+            _dispatch(words)
     except UserError as error:
         print(f"deltafl: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except MemoryError:
         print("deltafl: out of memory: ask for less (clients, samples, width)", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("deltafl: stopped; the same command goes on where it stopped", file=sys.stderr)
-        return 130
+        return 128 + (stop.number if isinstance(stop, stopping.Stopped) else signal.SIGINT)
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        what = f"{error.filename}: " if error.filename else ""
-        print(f"deltafl: {what}{error.strerror or error}", file=sys.stderr)
+        print(f"deltafl: {explained(error)}", file=sys.stderr)
         return 2
     return 0
 

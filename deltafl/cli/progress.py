@@ -1,4 +1,7 @@
-"""Live progress in a terminal: the round, how it goes, and the time left. Quiet in a pipe."""
+"""Live progress in a terminal: the round, how it goes, and the time left. Quiet in a pipe.
+
+Whoever shows the rounds also stops between them when a signal has asked for it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from deltafl.cli.stopping import AfterRound
 from deltafl.experiment import Config, Result
 from deltafl.experiment.rounds import RoundReport
 
@@ -37,12 +41,15 @@ class RunProgress:
         self._rounds = self._progress.add_task("round", details="", visible=False)
         self._evaluation = ""
         self._went_on = False
+        self._stopping = AfterRound()
+        self._last_round = 0
 
     def __enter__(self) -> RunProgress:
         self._progress.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._stopping.__exit__()
         self._progress.stop()
 
     def planned(self, configs: Sequence[Config]) -> None:
@@ -52,6 +59,10 @@ class RunProgress:
 
     def started(self, config: Config, done: int) -> None:
         """Begin a new bar for a run."""
+        self._stopping.__exit__()  # of a run that was lost
+        self._stopping.check()
+        self._stopping = AfterRound().__enter__()
+        self._last_round = config.run.rounds
         self._evaluation = ""
         self._went_on = True
         name = f"{config.task} α={config.federation.alpha:g} {config.client.optimizer}"
@@ -66,7 +77,7 @@ class RunProgress:
             self._progress.advance(self._runs, done)
 
     def finished_round(self, report: RoundReport) -> None:
-        """Advance, and tell how the round went."""
+        """Advance, tell how the round went, and stop if that was asked for meanwhile."""
         if report.evaluation is not None:
             accuracy, loss = report.evaluation.accuracy, report.evaluation.loss
             self._evaluation = f"accuracy {accuracy:.1%}  loss {loss:.3f}  "
@@ -78,9 +89,13 @@ class RunProgress:
         self._progress.update(self._rounds, completed=report.round, details=details)
         if self._runs is not None:
             self._progress.advance(self._runs, 1)
+        if report.round < self._last_round:  # after the last one there is a summary to write
+            self._stopping.check()
 
     def finished(self, summary: dict[str, Any]) -> None:
-        """Nothing to show: whoever started the run prints its result."""
+        """Show nothing: whoever started the run prints its result. Stop if that was asked for."""
+        self._stopping.__exit__()
+        self._stopping.check()
 
     def finished_run(self, result: Result) -> None:
         """Count a run that was found finished; the others have counted their rounds."""

@@ -29,7 +29,8 @@ class Watching:
     ) -> None:
         self._progress = RunProgress(console)
         self._trackers = trackers.build(track, folder_of)
-        self._listeners: list[Listener] = [self._progress, *self._trackers]
+        # Progress comes last: it may stop the run, and by then everybody knows of the round.
+        self._listeners: list[Listener] = [*self._trackers, self._progress]
         self._stack = ExitStack()
 
     def __enter__(self) -> Watching:

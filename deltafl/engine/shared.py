@@ -30,7 +30,11 @@ class SharedMemory:
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self._map = mmap.mmap(fd, size)
+        try:
+            self._map = mmap.mmap(fd, size)
+        except OSError as error:
+            os.close(fd)
+            raise _refused(size, error) from None
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
     @classmethod
@@ -47,15 +51,19 @@ class SharedMemory:
                 os.posix_fallocate(fd, 0, size)
         except OSError as error:
             os.close(fd)
-            raise UserError(
-                f"cannot share {size / 1e6:.0f} MB with the workers ({error.strerror}): "
-                "use fewer --engine.workers, or --engine.kind inline"
-            ) from None
+            raise _refused(size, error) from None
         return cls(fd, size)
 
     def close(self) -> None:
         """Let go of the descriptor; the memory goes with the last tensor that looks at it."""
         os.close(self.fd)
+
+
+def _refused(size: int, error: OSError) -> UserError:
+    return UserError(
+        f"cannot share {size / 1e6:.0f} MB with the workers ({error.strerror}): "
+        "use fewer --engine.workers, or --engine.kind inline"
+    )
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing import connection, reduction
 
@@ -75,13 +77,27 @@ def _take_up(
     return Desk(unpack(content, layout, data), places, weights)
 
 
+def _leave_with(fd: int) -> None:
+    """End this process as soon as the other end of a socket is closed, also amid a client's work.
+
+    What it works on nobody waits for; and a run that is started again may write the same files.
+    """
+    watch = select.poll()
+    watch.register(fd, 0)  # no events but a hang-up
+    watch.poll()
+    os._exit(0)
+
+
 def main() -> None:
     """Serve on the file descriptor given on the command line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # the main process decides when to stop
+        signal.signal(number, signal.SIG_IGN)
+    fd = int(sys.argv[1])
+    threading.Thread(target=_leave_with, args=[fd], daemon=True).start()
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):  # a worker that wakes up lets the main process send first
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    serve(connection.Connection(int(sys.argv[1])))
+    serve(connection.Connection(fd))
 
 
 if __name__ == "__main__":

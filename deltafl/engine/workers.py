@@ -25,7 +25,7 @@ from deltafl.client import Updates
 from deltafl.engine.base import ClientTask, Evaluation, Setup, bundles, chunks, total
 from deltafl.engine.shared import Places, SharedMemory, copy_into, first_clients, pack
 from deltafl.engine.workbench import build_model, bundle_size
-from deltafl.errors import UserError
+from deltafl.errors import EXHAUSTED, UserError
 
 # A finished client waits in its slot until all before it are taken; more slots than workers keep
 # the workers busy when clients differ in size.
@@ -122,7 +122,12 @@ class WorkersEngine:
 
     def __enter__(self) -> WorkersEngine:
         # Started before anything else, so that they import torch while the data is loaded.
-        self._workers = [Worker() for _ in range(self._count)]
+        try:
+            for _ in range(self._count):
+                self._workers.append(Worker())
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -146,7 +151,9 @@ class WorkersEngine:
         for _ in range(MAX_TRIES):
             try:
                 self._workers[place].open(self._opened())
-            except OSError:
+            except OSError as error:
+                if error.errno in EXHAUSTED:  # another worker would not have more of it
+                    raise
                 self._workers[place].close()
                 self._workers[place] = Worker()
             else:
@@ -200,12 +207,13 @@ class WorkersEngine:
                 slot, answer = answers.pop(order)
                 yield slot, answer
                 free.append(slot)
-        finally:
+        except (Exception, GeneratorExit):
             # Whoever stopped listening, the workers finish what they have begun.
             waiting.clear()
             while any(worker.jobs for worker in self._workers):
                 for _ in self._collect(waiting):
                     pass
+            raise
 
     def _hand_out(self, waiting: deque[Job], free: list[int]) -> None:
         """Give the next jobs to idle workers, then one ahead to busy ones, while there are slots.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import torch
 from deltafl import engine as engines
 from deltafl.data.dataset import Dataset
 from deltafl.engine import Engine
-from deltafl.errors import UserError
+from deltafl.errors import UserError, explained
 from deltafl.experiment.config import Config
 from deltafl.experiment.federation import build_setup
 from deltafl.experiment.memory import ClientMemory
@@ -80,54 +80,74 @@ def run(
                 ) from None
             summary = folder.summary()
             if summary is not None:
+                folder.tidy()  # the run may have been killed just after it had written it
                 return Result(config, summary, read_metrics(folder.path / METRICS), folder.path)
+        stack.enter_context(_refusals_explained(folder))
         if engine is None:
             chosen = config.engine
             built = engines.build(chosen.kind, chosen.workers, chosen.address)
             engine = stack.enter_context(built)
         rounds = Rounds(config, build_setup(config, dataset), engine)
-        if folder is None:
-            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="deltafl-"))
-            memory_folder = Path(temporary)
-        else:
+        memory = None
+        if folder is not None:
             folder.resume(rounds)
-            memory_folder = folder.path / MEMORY
-        return _go(rounds, folder, memory_folder, listeners)
+        if rounds.remembers:
+            place = folder.path / MEMORY if folder is not None else None
+            if place is None:
+                temporary = tempfile.TemporaryDirectory(prefix="deltafl-")
+                place = Path(stack.enter_context(temporary))
+            memory = ClientMemory(place, rounds.done)
+        return _go(rounds, folder, memory, listeners)
+
+
+@contextlib.contextmanager
+def _refusals_explained(folder: RunFolder | None) -> Iterator[None]:
+    """Say what to do when the system has no room, handles or memory left."""
+    try:
+        yield
+    except OSError as error:
+        again = "; after that the same command goes on from the last checkpoint" if folder else ""
+        raise UserError(explained(error, folder and folder.path) + again) from None
 
 
 def _go(
-    rounds: Rounds, folder: RunFolder | None, memory_folder: Path, listeners: Iterable[Listener]
+    rounds: Rounds,
+    folder: RunFolder | None,
+    memory: ClientMemory | None,
+    listeners: Sequence[Listener],
 ) -> Result:
     config = rounds.config
-    memory = ClientMemory(memory_folder, rounds.done) if rounds.remembers else None
     rows = read_metrics(folder.path / METRICS) if folder else []
     for listener in listeners:
         listener.started(config, rounds.done)
-    try:
-        for report in rounds.run(memory):
-            rows.append(report.row())
-            if folder is not None:
-                folder.record(report)
-                if folder.checkpoint_due(report):
-                    folder.checkpoint(rounds, [] if memory is None else memory.newest())
-                    if memory is not None:
-                        memory.forget(report.round)
-            elif memory is not None:
-                memory.forget(report.round)
+    for report in rounds.run(memory):
+        rows.append(report.row())
+        if folder is not None:
+            folder.record(report)
+        saved = folder is None or folder.checkpoint_due(report)
+        if saved:
+            _save(rounds, folder, memory)
+        try:
             for listener in listeners:
                 listener.finished_round(report)
-        summary = _summary(rounds, rows)
-        if folder is not None:
-            folder.finish(summary)
-    except OSError as error:
-        where = error.filename or (folder.path if folder else "a temporary folder")
-        raise UserError(
-            f"cannot write {where}: {error.strerror}; once that is mended, the same command "
-            "goes on from the last checkpoint"
-        ) from None
+        except KeyboardInterrupt:  # whoever stops a run between two rounds loses nothing
+            if not saved:
+                _save(rounds, folder, memory)
+            raise
+    summary = _summary(rounds, rows)
+    if folder is not None:
+        folder.finish(summary)
     for listener in listeners:
         listener.finished(summary)
     return Result(config, summary, rows, folder.path if folder else None)
+
+
+def _save(rounds: Rounds, folder: RunFolder | None, memory: ClientMemory | None) -> None:
+    """Write a checkpoint, and forget what no checkpoint needs any more."""
+    if folder is not None:
+        folder.checkpoint(rounds, [] if memory is None else memory.newest())
+    if memory is not None:
+        memory.forget(rounds.done)
 
 
 def _summary(rounds: Rounds, rows: list[dict[str, Any]]) -> dict[str, Any]:

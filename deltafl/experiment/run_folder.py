@@ -114,6 +114,9 @@ class RunFolder:
 
     def checkpoint(self, rounds: Rounds, memories: list[str]) -> None:
         """Save everything the next round depends on; `memories` name what clients remember."""
+        # A checkpoint of a round whose row a power cut took away could not be used.
+        with (self.path / METRICS).open("rb") as metrics:
+            os.fsync(metrics.fileno())
         tensors, about = rounds.state()
         tensorfile.save(self.path / CHECKPOINT, tensors, about | {"memories": memories})
         self._saved = time.monotonic()
@@ -122,6 +125,10 @@ class RunFolder:
         """Write the summary; its presence says that the run is done."""
         text = json.dumps(summary, indent=2) + "\n"
         tensorfile.write_atomically(self.path / SUMMARY, text.encode())
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Delete what a finished run does not need."""
         shutil.rmtree(self.path / MEMORY, ignore_errors=True)
 
 
