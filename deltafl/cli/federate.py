@@ -58,7 +58,8 @@ def execute(options: FederateOptions) -> None:
         options.data and (options.data.resolve() if here else options.data),
         options.evaluate_nodes,
     )
-    with RunProgress(console) as progress:
+    # The server saves every round by itself: there is none to wait for.
+    with RunProgress(console, finish_rounds=False) as progress:
         hearing = Hearing(config, progress)
         if options.superlink is not None:
             address = control.Address(

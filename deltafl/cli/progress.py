@@ -26,7 +26,9 @@ from deltafl.experiment.rounds import RoundReport
 class RunProgress:
     """Shows a run, or the runs of a comparison, while they go on."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, finish_rounds: bool = True) -> None:
+        """Prepare to show on a console; a signal lets the round end, or is left to others."""
+        self._finish_rounds = finish_rounds
         self._runs: TaskID | None = None
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -59,9 +61,8 @@ class RunProgress:
 
     def started(self, config: Config, done: int) -> None:
         """Begin a new bar for a run."""
-        self._stopping.__exit__()  # of a run that was lost
-        self._stopping.check()
-        self._stopping = AfterRound().__enter__()
+        if self._finish_rounds:
+            self._stopping = AfterRound().__enter__()
         self._last_round = config.run.rounds
         self._evaluation = ""
         self._went_on = True

@@ -12,13 +12,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +28,7 @@ import torch
 from torch import Tensor
 
 from deltafl.client import Updates
+from deltafl.engine import janitor
 from deltafl.engine.base import ClientTask, Evaluation, Setup, bundles, chunks, total
 from deltafl.engine.out_of_band import as_tensor, pack
 from deltafl.engine.ray_desk import RayDesk, Reply, bundle_layout, tools
@@ -51,7 +50,6 @@ FILLED = 0.9  # the rest of a message is for metrics and the like
 MAX_TRIES = 3
 CONNECT_SECONDS = 10
 START_SECONDS = 120
-LEAVE_SECONDS = 10
 # Ray's sockets lie 64 characters below its folder, and a socket's path has at most 107.
 LONGEST_FOLDER = 40
 
@@ -377,6 +375,9 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
         stack.callback(_on_sigterm, before)
         if address is None:
             folder = stack.enter_context(_private_folder())
+            # Whatever Ray starts is known by it, should nobody be left to stop Ray.
+            os.environ[janitor.MARK] = str(folder)
+            stack.callback(os.environ.pop, janitor.MARK, None)
             options: dict[str, Any] = {
                 "address": "local",
                 "num_cpus": cpus,
@@ -439,13 +440,11 @@ def _leave(number: int, _frame: object) -> None:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """Yield a folder that nobody else can read, and remove it with all that is in it."""
+    """Yield a folder that nobody else can read; it goes, however this process ends."""
     long = len(tempfile.gettempdir()) > LONGEST_FOLDER - len("/deltafl-ray-12345678")
     folder = Path(tempfile.mkdtemp(prefix="deltafl-ray-", dir="/tmp" if long else None))
+    keeper = janitor.hire(folder)
     try:
         yield folder
     finally:
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while folder.exists() and time.monotonic() < deadline:
-            shutil.rmtree(folder, ignore_errors=True)
-            time.sleep(0.05)  # processes that are about to end may still write there
+        keeper.communicate()  # closes its input, and waits for it

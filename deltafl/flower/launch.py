@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from deltafl.engine import janitor
 from deltafl.errors import UserError
-from deltafl.flower import certificates, janitor
+from deltafl.flower import certificates
 from deltafl.flower.control import Address, Control, Event, Job, LostError
 
 START_SECONDS = 90.0
@@ -50,12 +51,7 @@ class Federation:
 
     def _start(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="deltafl-federation-"))
-        self._janitor = subprocess.Popen(
-            [sys.executable, "-I", janitor.__file__, str(self.folder)],
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which then lets it work
-        )
+        self._janitor = janitor.hire(self.folder)
         self._processes: list[Process] = []
         self._stack.callback(self._stop)
         self.files = certificates.write_server(self.folder, certificates.LOOPBACK)

@@ -19,7 +19,8 @@ import pytest
 
 from deltafl import Config, UserError, run
 from deltafl.cli import main
-from deltafl.flower import certificates, janitor
+from deltafl.engine import janitor
+from deltafl.flower import certificates
 from deltafl.flower.control import Job, LostError
 from deltafl.flower.engine import Patience
 from deltafl.flower.launch import Federation, environment, run_here

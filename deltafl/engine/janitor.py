@@ -1,7 +1,8 @@
-"""Ends what a federation started and deletes its folder, once whoever started it is gone.
+"""Ends what somebody started and deletes their folder, once they are gone.
 
 `python janitor.py FOLDER` reads process ids, one a line, until its standard input closes: because
-its parent is done, or because it was killed. It needs nothing but the standard library.
+its parent is done, or because it was killed. Processes whose environment says `DELTAFL_FOLDER` is
+FOLDER are among those it ends. It needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +19,18 @@ from pathlib import Path
 # Flower's processes end by themselves within five seconds of a signal, as a rule.
 PATIENCE_SECONDS = 8.0
 PROC = Path("/proc")
+MARK = "DELTAFL_FOLDER"
+"""The variable by which processes are known that nobody has named."""
+
+
+def hire(folder: Path) -> subprocess.Popen[str]:
+    """Start a janitor for a folder; it waits until its standard input closes."""
+    return subprocess.Popen(
+        [sys.executable, "-I", __file__, str(folder)],
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this process, which then lets it work
+    )
 
 
 def started(pid: int) -> str | None:
@@ -39,6 +53,17 @@ def _fields(pid: int) -> list[str] | None:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
         return None
+
+
+def marked(folder: str) -> set[int]:
+    """Return the processes that were started with the folder's name in their environment."""
+    mark = f"{MARK}={folder}".encode()
+    found = set()
+    for entry in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+    return found
 
 
 def family(roots: set[int]) -> set[int]:
@@ -88,14 +113,20 @@ def main() -> None:
     """Wait for the end, and clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it goes last, when its parent is done
+    folder = sys.argv[1]
     roots: dict[int, str] = {}
-    for line in sys.stdin:
-        pid = int(line)
+
+    def known(pid: int) -> None:
         when = started(pid)
         if when is not None:
             roots[pid] = when
+
+    for line in sys.stdin:
+        known(int(line))
+    for pid in marked(folder):
+        known(pid)
     end(roots)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

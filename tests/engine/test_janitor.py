@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from deltafl.flower import janitor
+from deltafl.engine import janitor
 
 STUBBORN = """
 import signal, subprocess, sys, time
