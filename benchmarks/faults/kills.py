@@ -30,6 +30,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import sklearn.datasets  # noqa: F401  (so that forked commands need not import it)
+import torch._dynamo
+import torch._inductor.utils  # noqa: F401
+
 from benchmarks import machine
 from benchmarks.environments import ROOT
 from benchmarks.memory import tree

@@ -41,7 +41,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"deltafl: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise  # that is how torch says it
         print("deltafl: out of memory: ask for less (clients, samples, width)", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
