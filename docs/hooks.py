@@ -56,6 +56,12 @@ def benchmarks() -> str:
     return text.partition("\n")[2].replace("\n## ", "\n### ")
 
 
+def faults(name: str) -> str:
+    """What came out of attacks that take longer than a test."""
+    files = sorted((ROOT / "results" / "faults").glob(f"{name}*.md"))
+    return "\n".join(path.read_text(encoding="utf-8") for path in files) or "Not run yet."
+
+
 def paper_item(name: str, scale: str) -> str:
     """A table or figure of the paper, ours beside theirs, from the committed records."""
     from deltafl.paper import recipes, tables  # noqa: PLC0415  (altair is slow to import)
@@ -251,6 +257,7 @@ INSERTS: dict[str, Callable[..., str]] = {
     for function in (
         readme,
         benchmarks,
+        faults,
         paper_item,
         options,
         command_options,

@@ -321,7 +321,6 @@ def run(wanted: dict[str, int], seed: int, out: Path, scratch: Path) -> int:
     dice = random.Random(seed)
     begun = time.time()
     command = "python -m " + " ".join(["benchmarks.faults.kills", *sys.argv[1:]])
-    out.mkdir(parents=True, exist_ok=True)
     campaign = Campaign()
     base = Path(tempfile.mkdtemp(prefix="dk-", dir=scratch))
     try:
@@ -364,15 +363,19 @@ def run(wanted: dict[str, int], seed: int, out: Path, scratch: Path) -> int:
 
 
 def _write(out: Path, campaign: Campaign, text: str) -> None:
-    write_atomically(out / "kills.md", text.encode())
-    write_atomically(out / "kills.json", (json.dumps(asdict(campaign), indent=1) + "\n").encode())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out.with_suffix(".md"), text.encode())
+    content = json.dumps(asdict(campaign), indent=1) + "\n"
+    write_atomically(out.with_suffix(".json"), content.encode())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", nargs="+", default=["inline=100", "workers=80", "ray=20"])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "faults")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "results" / "faults" / "kills", help="without its suffix"
+    )
     parser.add_argument("--scratch", type=Path, default=Path("/tmp"), help="short, for Ray")
     given = parser.parse_args()
     shares = (word.partition("=") for word in given.kills)
