@@ -42,8 +42,9 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"deltafl: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
+        # torch has no error of its own for it.
         if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
-            raise  # that is how torch says it
+            raise
         print("deltafl: out of memory: ask for less (clients, samples, width)", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:

@@ -194,6 +194,9 @@ class WorkersEngine:
         """
         waiting = deque(Job(order, message) for order, message in enumerate(messages))
         free = list(range(self._opened().places.slots))
+        for place, worker in enumerate(self._workers):
+            if worker.jobs:  # of a stream that was interrupted, perhaps within an answer
+                self._replace(place, deque())
         answers: dict[int, tuple[int, Any]] = {}
         try:
             for order in range(len(messages)):

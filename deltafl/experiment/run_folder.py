@@ -115,7 +115,7 @@ class RunFolder:
     def checkpoint(self, rounds: Rounds, memories: list[str]) -> None:
         """Save everything the next round depends on; `memories` name what clients remember."""
         # A checkpoint of a round whose row a power cut took away could not be used.
-        with (self.path / METRICS).open("rb") as metrics:
+        with (self.path / METRICS).open("ab") as metrics:
             os.fsync(metrics.fileno())
         tensors, about = rounds.state()
         tensorfile.save(self.path / CHECKPOINT, tensors, about | {"memories": memories})

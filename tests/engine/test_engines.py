@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from deltafl import Config, UserError
 from deltafl.engine import ClientTask, InlineEngine, WorkersEngine
 from deltafl.engine.workbench import build_model
+from deltafl.engine.workers import Worker
 from deltafl.experiment.federation import build_setup
 
 
@@ -107,6 +109,37 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(small):
             assert engine._workers[round_ % 2].process.pid != first
 
 
+def test_all_workers_killed_in_the_middle_of_a_round(small):
+    small = small.override(**{"engine.fast": False})
+    tasks = [ClientTask(client % 6, 1, 0.0) for client in range(12)]
+    with InlineEngine() as inline:
+        expected, _ = outcome(inline, small, tasks)
+    with WorkersEngine(2) as engine:
+        weights = opened(engine, small)
+        updates = engine.train(weights, tasks)
+        got = [{name: value[0].clone() for name, value in next(updates).weights.items()}]
+        for worker in engine._workers:
+            worker.process.kill()
+        got += [{name: value[0].clone() for name, value in u.weights.items()} for u in updates]
+    for one, (want, _, _) in zip(got, expected, strict=True):
+        assert all(torch.equal(one[key], want[key]) for key in want)
+
+
+def test_workers_that_cannot_all_start_leave_none_behind(monkeypatch):
+    hired = []
+
+    def hire():
+        if hired:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        hired.append(Worker())
+        return hired[0]
+
+    monkeypatch.setattr("deltafl.engine.workers.Worker", hire)
+    with pytest.raises(OSError, match="Too many open files"), WorkersEngine(2):
+        pass
+    assert hired[0].process.poll() is not None
+
+
 def test_workers_that_died_between_runs_are_replaced(small):
     with WorkersEngine(2) as engine:
         opened(engine, small)
@@ -134,6 +167,21 @@ def test_an_abandoned_round_leaves_the_engine_usable(engines, small):
     next(updates)
     updates.close()
     assert len(trained(engine, weights, tasks)) == 20
+
+
+def test_an_interrupted_round_leaves_the_engine_usable(engines, small):
+    small = small.override(**{"engine.fast": False})
+    tasks = [ClientTask(client % 6, 1, 0.0) for client in range(20)]
+    expected, _ = outcome(engines["inline"], small, tasks)
+    engine = engines["three"]
+    weights = opened(engine, small)
+    updates = engine.train(weights, tasks)
+    next(updates)
+    with pytest.raises(KeyboardInterrupt):
+        updates.throw(KeyboardInterrupt)
+    again = trained(engine, weights, list(reversed(tasks)))
+    for (got, _, _), (want, _, _) in zip(reversed(again), expected, strict=True):
+        assert all(torch.equal(got[key], want[key]) for key in want)
 
 
 def test_no_process_is_left_behind(small):

@@ -149,19 +149,19 @@ def no_memory_for(owner: str) -> None:
     when(*where, Calls(2), refuse)
 
 
-def full_after(folder: str, kilobytes: int) -> None:
+def small_disk(folder: str, megabytes: int) -> None:
     """Put a small disk where a folder is; only this process sees it."""
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_MOUNTS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    options = f"size={kilobytes}k"
+    options = f"size={megabytes}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
 
 
 def full_then_freed(folder: str, kilobytes: int, words: list[str]) -> None:
-    """Run a command on a disk that fills up, make room, and let the same command go on there."""
-    full_after(folder, kilobytes)
-    Path(folder, "ballast").write_bytes(bytes((kilobytes - 44) << 10))
+    """Run a command on a disk with little room, make some, and let the same command go on there."""
+    small_disk(folder, 4)
+    Path(folder, "ballast").write_bytes(bytes((4096 - kilobytes) << 10))
     code = main(words)
     print(json.dumps({"first": code, "names": sorted(p.name for p in Path(folder).rglob("*"))}))
     Path(folder, "ballast").unlink()

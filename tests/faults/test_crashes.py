@@ -13,7 +13,7 @@ import pytest
 from .conftest import RUN, STOPPED, outcome
 from .forge import STAGES
 
-WORKERS = [*RUN, "--engine.kind", "workers", "--engine.workers", "2"]
+WORKERS = [*RUN[:-1], "workers", "--engine.workers", "2"]
 
 
 def refused(done) -> str:
@@ -86,7 +86,7 @@ def test_an_ignored_signal_stays_ignored(forge, undisturbed, tmp_path):
 
 def test_a_comparison_that_is_stopped_goes_on(forge, tmp_path):
     words = ["compare", *RUN[1:], "--optimizers", "sgd", "--seeds", "0", "1"]
-    words += ["--out", str(tmp_path / "c"), "--client.objective", "cross-entropy"]
+    words += ["--out", str(tmp_path / "c")]
     stopped = forge(words, "signals", [signal.SIGTERM], 6)  # in the second run
     assert (stopped.code, stopped.err, stopped.left) == (143, STOPPED, [])
     assert len(list((tmp_path / "c").glob("*/summary.json"))) == 1
@@ -100,7 +100,7 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_room(
 ):
     words = [*RUN, "--out", str(tmp_path / "run"), "--run.checkpoint-seconds", "0"]
     # The disk is seen by one process only: it runs the command twice.
-    done = forge(words, "full_then_freed", str(tmp_path), 200, words)
+    done = forge(words, "full_then_freed", str(tmp_path), 100, words)
     assert done.err.count("\n") == 1, done.err
     assert "No space left on device" in done.err
     assert "goes on from the last checkpoint" in done.err
@@ -113,7 +113,7 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_room(
 
 def test_a_limit_of_file_sizes_is_named(forge, undisturbed, tmp_path):
     words = [*RUN, "--out", str(tmp_path / "run")]
-    line = refused(forge(words, "limit", "RLIMIT_FSIZE", 20_000))
+    line = refused(forge(words, "limit", "RLIMIT_FSIZE", 10_000))
     assert "File too large" in line
     assert "ulimit -f" in line
     assert forge(words).code == 0
