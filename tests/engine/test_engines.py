@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,27 @@ def test_an_interrupted_round_leaves_the_engine_usable(engines, small):
     again = trained(engine, weights, list(reversed(tasks)))
     for (got, _, _), (want, _, _) in zip(reversed(again), expected, strict=True):
         assert all(torch.equal(got[key], want[key]) for key in want)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+def test_a_worker_amid_a_clients_work_ends_with_its_main_process(small):
+    """A client of hours would keep an orphan busy for hours."""
+    task = ClientTask(0, 1, 0.0)
+    with WorkersEngine(1) as engine:
+        trained(engine, opened(engine, small), [task])  # it is up
+        opened(engine, small.override(**{"client.epochs": 10**6, "engine.fast": False}))
+        worker = engine._workers[0]
+        worker.send("train", [task], 0)
+        begun = spent(worker.process.pid)
+        while spent(worker.process.pid) < begun + 0.2 * os.sysconf("SC_CLK_TCK"):
+            time.sleep(0.01)
+        worker.connection.close()  # as the kernel does
+        assert worker.process.wait(timeout=30) == 0
+
+
+def spent(pid: int) -> int:
+    """Return the processor time of a process, in ticks."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
 def test_no_process_is_left_behind(small):

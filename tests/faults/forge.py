@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import sklearn.datasets  # noqa: F401  (so that forked commands need not import it)
@@ -26,7 +25,6 @@ import torch._inductor.utils  # noqa: F401
 
 from deltafl import tensorfile
 from deltafl.cli import main
-from deltafl.engine import WorkersEngine
 from deltafl.engine.workbench import Workbench
 from deltafl.experiment import memory, rounds
 from deltafl.experiment.run_folder import RunFolder
@@ -184,25 +182,6 @@ def signal_at_start(number: int) -> None:
 def ignored_and_sent(number: int) -> None:
     signal.signal(number, signal.SIG_IGN)
     signals([number], 2)
-
-
-def die_when_workers_work() -> None:
-    """Name the workers and die once they have used the processor for a while in a round."""
-
-    def wait(engine, _waiting):
-        pids = [worker.process.pid for worker in engine._workers]
-        print(*pids, flush=True)
-        begun = [_ticks(pid) for pid in pids]
-        while any(_ticks(pid) < before + 20 for pid, before in zip(pids, begun, strict=True)):
-            time.sleep(0.01)
-        die()
-
-    when(WorkersEngine, "_collect", lambda *_: True, wait)
-
-
-def _ticks(pid: int) -> int:
-    """Return the processor time of a process, in hundredths of a second as a rule."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
 def nothing() -> None:

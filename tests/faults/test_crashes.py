@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from pathlib import Path
 
 import pytest
 
@@ -145,23 +143,3 @@ def test_shared_memory_that_the_system_refuses_is_named(forge, tmp_path):
     line = refused(forge(words, "limit", "RLIMIT_FSIZE", 2_000_000))
     assert "cannot share" in line
     assert "--engine.workers" in line
-
-
-def test_workers_end_amid_their_work_when_the_main_process_is_killed(forge, tmp_path: Path):
-    """A client of hours would keep an orphan busy for hours."""
-    words = [*WORKERS, "--out", str(tmp_path / "run"), "--client.epochs", "1000000000"]
-    killed = forge(words, "die_when_workers_work")
-    assert killed.code == -signal.SIGKILL
-    pids = [int(word) for word in killed.out.split()]
-    assert len(pids) == 2
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() and _running(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def _running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
