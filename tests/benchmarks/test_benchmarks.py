@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from benchmarks import compare, fleet, memory, report
+from benchmarks.environments import ROOT
+from benchmarks.faults import load
 from benchmarks.federation import tiny
 from benchmarks.session import FailedError, Session, System
 from benchmarks.systems.nets import NETS
@@ -101,3 +103,28 @@ def test_report_warns_of_a_busy_machine(tmp_path: Path):
     )
     again = {"i": report.Outcome("T", about=idle)}
     assert "do not quote" not in report.write(tmp_path, "quick", again, order).read_text()
+
+
+def test_the_slope_of_a_line_is_found_with_its_error():
+    times = list(range(20))
+    rate, error = load.slope(times, [3.0 + 0.5 * time for time in times])
+    assert rate == pytest.approx(0.5)
+    assert error == pytest.approx(0, abs=1e-9)
+    rate, error = load.slope(times, [time % 2 for time in times])
+    assert abs(rate) < 2 * error
+
+
+@pytest.mark.federation
+@pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans, as only Linux lets it")
+def test_a_few_kills_and_a_little_load_break_nothing(tmp_path):
+    def measured(module: str, *words: str) -> str:
+        command = [sys.executable, "-m", f"benchmarks.faults.{module}", *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    out = tmp_path / "kills"
+    measured("kills", "--kills", "inline=3", "--scratch", str(tmp_path), "--out", str(out))
+    assert "0 broken promises" in out.with_suffix(".md").read_text()
+    words = ("--clients", "50", "--rounds", "8", "--workers", "1", "--out", str(tmp_path))
+    assert "8 rounds of 50 clients" in measured("load", *words)

@@ -191,7 +191,7 @@ def test_a_worker_amid_a_clients_work_ends_with_its_main_process(small):
     task = ClientTask(0, 1, 0.0)
     with WorkersEngine(1) as engine:
         trained(engine, opened(engine, small), [task])  # it is up
-        opened(engine, small.override(**{"client.epochs": 10**6, "engine.fast": False}))
+        opened(engine, small.override(**{"client.epochs": 10**5, "engine.fast": False}))
         worker = engine._workers[0]
         worker.send("train", [task], 0)
         begun = spent(worker.process.pid)
