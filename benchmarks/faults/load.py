@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -105,8 +104,9 @@ def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float
     return rate, float(np.sqrt(rest @ rest / (len(x) - 2) / spread))
 
 
-def written(samples: Sequence[Sample], command: str, clients: int) -> str:
+def written(samples: Sequence[Sample], clients: int) -> str:
     """Return the outcome as Markdown."""
+    command = f"python -m benchmarks.faults.load --clients {clients} --rounds {len(samples)}"
     kept = samples[int(WARM_UP * len(samples)) :]
     times = [one.seconds for one in kept]
     about = machine.hardware()
@@ -130,9 +130,13 @@ def written(samples: Sequence[Sample], command: str, clients: int) -> str:
         rate, error = slope(times, values)
         lines.append(
             f"| {title} | {values[0]:g} | {values[-1]:g} | {max(values):g} | "
-            f"{rate * 3600:.3g} ± {error * 3600:.2g} | {rate * DAY:.3g} ± {error * DAY:.2g} |"
+            f"{_rate(rate * 3600, error * 3600)} | {_rate(rate * DAY, error * DAY)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _rate(value: float, error: float) -> str:
+    return f"{round(value, 1) + 0.0:.1f} ± {round(error, 1):.1f}"  # the zero has no sign
 
 
 def measure(clients: int, rounds: int, minutes: float, workers: int, out: Path) -> None:
@@ -157,9 +161,8 @@ def measure(clients: int, rounds: int, minutes: float, workers: int, out: Path) 
         contextlib.suppress(KeyboardInterrupt),
     ):
         run(config, out=Path(folder) / "run", listeners=[sampler])
-    command = "python -m " + " ".join(["benchmarks.faults.load", *sys.argv[1:]])
     out.mkdir(parents=True, exist_ok=True)
-    text = written(sampler.samples, command, clients)
+    text = written(sampler.samples, clients)
     write_atomically(out / "load.md", text.encode())
     samples = json.dumps([asdict(one) for one in sampler.samples], indent=1) + "\n"
     write_atomically(out / "load.json", samples.encode())

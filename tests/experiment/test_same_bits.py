@@ -17,7 +17,7 @@ CHOICES = [
     *({"client.optimizer": name} for name in optim.names()),
     *({"client.objective": name} for name in objective.names() if name != "cross-entropy"),
     *({"server.optimizer": name} for name in server.names() if name != "average"),
-    {"task": "digits-softmax"},  # its clients are stacked
+    {"task": "digits-softmax", "model.width": None},  # its clients are stacked
 ]
 
 
