@@ -372,7 +372,6 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
         return
     with contextlib.ExitStack() as stack:
         before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
-        stack.callback(_on_sigterm, before)
         if address is None:
             folder = stack.enter_context(_private_folder())
             # Whatever Ray starts is known by it, should nobody be left to stop Ray.
@@ -391,6 +390,7 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
         else:
             _reach(address)
             options = {"address": address}
+        stack.callback(_on_sigterm, before)  # Ray's shutdown leaves the system's default
         stack.callback(ray.shutdown)
         try:
             constants = LOCAL if address is None else REMOTE
