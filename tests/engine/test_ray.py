@@ -381,10 +381,11 @@ def test_nothing_is_left_behind(folder, how):
             os.killpg(process.pid, signal.SIGINT)
         else:
             process.send_signal(getattr(signal, how))
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     codes = {"end": 0, "fault": 2, "SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}
     assert process.returncode == codes[how], said
     assert len(said.splitlines()) == (0 if how in ("end", "SIGKILL") else 1), said
     awaited("the end of all processes", lambda: not alive(f"TMPDIR={scratch}"))
-    assert list(scratch.iterdir()) == []
+    left = [path.name for path in scratch.iterdir()]
+    assert not [name for name in left if not name.startswith("torchinductor_")]  # torch's cache
     assert not [new for new in set(Path("/dev/shm").iterdir()) - shared if "plasma" in new.name]
