@@ -153,7 +153,7 @@ def workers_of(pid: int) -> list[int]:
     for child in tree(pid):
         with contextlib.suppress(OSError):
             name = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"deltafl.engine.worker" in name or name.startswith(b"ray::"):
+            if b"deltafl.engine.worker" in name or name.startswith(b"ray::RayDesk"):
                 found.append(child)
     return found
 
