@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import sklearn.datasets  # noqa: F401  (so that forked commands need not import it)
 import torch._dynamo
@@ -79,6 +79,13 @@ class Kill:
     what: str
     rounds_done: int
     seconds_to_gone: float
+
+
+class Speed(NamedTuple):
+    """How many seconds an undisturbed command takes, and its rounds alone."""
+
+    whole: float
+    rounds: float
 
 
 @dataclass
@@ -194,7 +201,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 class Chain:
     """A run that is killed a few times and then finishes."""
 
-    def __init__(self, engine: str, dice: random.Random, home: Path, speed: dict[str, float]):
+    def __init__(self, engine: str, dice: random.Random, home: Path, speed: dict[str, Speed]):
         self.engine = engine
         self.dice = dice
         self.home = home
@@ -247,9 +254,9 @@ class Chain:
         process, scratch, shared = self._start(cold)
         if what != "main" or self.dice.random() < 0.7:  # into the rounds
             self._until(process, lambda: len(rows(self.folder)) > began_after)
-            time.sleep(self.dice.uniform(0, 0.5 * self.speed[self.engine]))
+            time.sleep(self.dice.uniform(0, self.speed[self.engine].rounds))
         else:
-            time.sleep(self.dice.uniform(0, self.speed[self.engine]))
+            time.sleep(self.dice.uniform(0, self.speed[self.engine].whole))
         done = len(rows(self.folder))
         if what == "main":
             _send(process.pid, signal.SIGKILL)
@@ -289,7 +296,7 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def undisturbed(home: Path, engine: str, variation: str) -> tuple[dict[str, Any], float]:
+def undisturbed(home: Path, engine: str, variation: str) -> tuple[dict[str, Any], Speed]:
     """Run a variation in peace; return its outcome and how long it took."""
     home.mkdir(parents=True)
     chain = Chain(engine, random.Random(0), home, {})
@@ -305,7 +312,8 @@ def undisturbed(home: Path, engine: str, variation: str) -> tuple[dict[str, Any]
     else:
         raise SystemExit(process.said()[1])
     summary = json.loads((chain.folder / "summary.json").read_text())
-    return {"weights_sha256": summary["weights_sha256"], "rows": rows(chain.folder)}, seconds
+    outcome = {"weights_sha256": summary["weights_sha256"], "rows": rows(chain.folder)}
+    return outcome, Speed(seconds, float(summary["seconds"]))
 
 
 def written(campaign: Campaign, command: str, begun: float, *, done: bool) -> str:
