@@ -46,12 +46,14 @@ def _seal(about: str, tensors: Mapping[str, Tensor]) -> str:
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read back what `save` wrote, or say that the file is damaged."""
     try:
+        if path.exists() and not path.is_file():  # to open a pipe would wait for ever
+            raise ValueError("not a file")
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         seal, _, text = metadata["deltafl"].partition(" ")
         about = json.loads(text)
-        intact = seal == _seal(text, tensors)
+        intact = isinstance(about, dict) and seal == _seal(text, tensors)
     except FileNotFoundError:
         raise UserError(f"{path} is missing: delete its folder and start the run again") from None
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, RecursionError):
@@ -69,7 +71,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     beside = path.with_name(f".{path.name}.tmp")
     try:
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=_open_itself) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -77,3 +79,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _open_itself(path: str, flags: int) -> int:
+    """Open a file and not what a link of that name, which somebody laid there, leads to."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

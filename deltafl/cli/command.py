@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -16,6 +16,7 @@ from rich.table import Table
 from deltafl.cli import arguments
 from deltafl.errors import UserError
 from deltafl.experiment.config import Config, read_toml, set_path, validated
+from deltafl.untrusted import brief, inside
 
 console = Console(highlight=False)
 
@@ -80,12 +81,56 @@ def read(model: type[Options], words: Sequence[str], positional: str) -> Options
     toml = positional == "[CONFIG.toml]"
     if files and toml:
         tree = read_toml(Path(files[0]))
+        check_file(model, tree, files[0])
     elif files:
         tree = {positional.lower(): files[0]}
     for path, value in values.items():
         set_path(tree, path, value)
     where = f"in {files[0]} or on the command line" if files and toml else "on the command line"
     return validated(model, tree, where)
+
+
+def check_file(model: type[BaseModel], tree: dict[str, Any], file: str) -> None:
+    """Refuse what a file, which may be somebody else's, must not decide alone.
+
+    A path that leads out of the working directory, code to import, and another machine to work
+    on: each is followed when the user says so on the command line.
+    """
+    for name, field in model.model_fields.items():
+        if Path not in (arguments.members(field.annotation) + _members_of_list(field.annotation)):
+            continue
+        given = tree.get(name)
+        for path in given if isinstance(given, list) else [given]:
+            if isinstance(path, str) and not inside(Path(path), Path.cwd()):
+                raise _beyond(name, path, file, "leads out of this folder")
+    named = [(name, tree.get(name)) for name in ("optimizers",)]
+    named.append(("client.optimizer", _below(tree, "client").get("optimizer")))
+    for name, given in named:
+        for optimizer in given if isinstance(given, list) else [given]:
+            if isinstance(optimizer, str) and (":" in optimizer or "." in optimizer):
+                raise _beyond(name, optimizer, file, "is code to import")
+    address = _below(tree, "engine").get("address")
+    if isinstance(address, str) and address.rpartition(":")[0] not in ("", *LOOPBACK):
+        raise _beyond("engine.address", address, file, "is another machine")
+
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def _beyond(name: str, value: str, file: str, why: str) -> UserError:
+    option = f"--{name.replace('_', '-')}"
+    return UserError(
+        f"{name} {brief(value)} in {file} {why}: if you trust it, give {option} on the command line"
+    )
+
+
+def _below(tree: dict[str, Any], section: str) -> dict[str, Any]:
+    inner = tree.get(section)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _members_of_list(annotation: Any) -> list[Any]:
+    return [inner for member in arguments.members(annotation) for inner in get_args(member)]
 
 
 def config_of(options: Config) -> Config:

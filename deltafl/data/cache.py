@@ -103,7 +103,7 @@ def _map(path: Path, part: str, entry: Entry) -> Bytes:
     try:
         # Copy on write: shared with every other reader, yet torch may wrap it.
         array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode="c")
-    except (OSError, ValueError, OverflowError) as error:
+    except Exception as error:  # numpy's own parser of headers may fail in any way
         raise _damaged(path, entry, f"cannot be read ({error})") from error
     if (
         array.shape != entry.part_shape(part)

@@ -15,11 +15,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from deltafl.data.files import damaged, exists, read_exactly, take_exactly
+from deltafl.data.files import damaged, exists, open_tar, read_exactly, take_exactly
 from deltafl.data.parts import Bytes, Parts
+from deltafl.errors import UserError
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
+# What an archive holds beside the images: headers, names of classes, a page about the set.
+LARGEST_REST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,15 @@ class Binary:
             return self._decode(lambda name, size: read_exactly(files / name, size))
         archive = folder / self.archive
         try:
-            with tarfile.open(archive, "r:gz") as tar:
+            with open_tar(archive, self._bytes + LARGEST_REST) as tar:
                 return self._decode(lambda name, size: self._member(tar, archive, name, size))
-        except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
             raise damaged(archive, f"cannot be unpacked ({error})") from error
+
+    @property
+    def _bytes(self) -> int:
+        records = sum(count for _, count in self.train + self.test)
+        return records * (self.label_bytes + PIXELS)
 
     def _files(self, folder: Path) -> Path | None:
         names = [name for name, _ in self.train + self.test]
@@ -101,12 +109,13 @@ class PngStrips:
         for split, files, labels in zip(
             ("train", "test"), (self.TRAIN, self.TEST), self.LABELS, strict=True
         ):
-            images = [self._strip(folder / name) for name in files]
+            images = [self.strip(folder / name) for name in files]
             parts[f"{split}-images"] = np.concatenate(images)
             parts[f"{split}-labels"] = read_labels(folder / labels, len(files) * self.per_file)
         return parts
 
-    def _strip(self, path: Path) -> Bytes:
+    def strip(self, path: Path) -> Bytes:
+        """Decode one picture, a row of pixels an image."""
         size = (SIDE * SIDE, self.per_file)
         try:
             with Image.open(path, formats=["PNG"]) as picture:
@@ -114,7 +123,9 @@ class PngStrips:
                 if picture.size != size or picture.mode != "RGB":
                     raise damaged(path, f"is not an RGB picture of {size[0]} x {size[1]} pixels")
                 pixels = np.asarray(picture)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # bytes of somebody else's may fail in any way
             raise damaged(path, f"cannot be read as PNG ({error})") from error
         images = pixels.reshape(self.per_file, SIDE, SIDE, 3).transpose(0, 3, 1, 2)
         return np.ascontiguousarray(images)

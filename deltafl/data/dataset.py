@@ -21,6 +21,8 @@ from torch import Tensor
 from deltafl.errors import UserError
 from deltafl.tensorfile import digest
 
+MOST_CLASSES = 10**6
+
 Index = Tensor | npt.NDArray[np.int64] | Sequence[int]
 
 
@@ -147,6 +149,11 @@ class Dataset:
             std = deviation.where(deviation > 0, 1.0).tolist() if std is None else std
         if classes is None:
             top = max(int(split.labels.max()) for split in pairs if len(split))
+            if top >= MOST_CLASSES:  # before a name is made for each
+                raise UserError(
+                    f"data set {name!r}: a label is {top}: use class numbers from 0, "
+                    f"at most {MOST_CLASSES - 1}"
+                )
             classes = [str(label) for label in range(top + 1)]
         return cls(name, *pairs, tuple(classes), tuple(mean), tuple(std), scale, augment)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
+import tarfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
@@ -41,6 +45,44 @@ def read_exactly(path: Path, size: int) -> Bytes:
             return take_exactly(cast(IO[bytes], stream), size, path)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, f"cannot be read ({error})") from error
+
+
+class Bounded(io.RawIOBase):
+    """A stream of which no more than so many bytes come: what unpacks to more is not unpacked."""
+
+    def __init__(self, stream: IO[bytes], largest: int) -> None:
+        self._stream = stream
+        self._largest = largest
+
+    def read(self, size: int = -1) -> bytes:
+        """Read on, or raise OSError where the stream should have ended by now."""
+        left = self._largest - self._stream.tell()
+        if size < 0 or size > left:
+            # A header may announce any size: no more is asked for than there may be.
+            content = self._stream.read(max(left, 0) + 1)
+            if len(content) > left:
+                raise OSError(f"it unpacks to more than {self._largest} bytes")
+            return content
+        return self._stream.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move, but not beyond the bound."""
+        if whence != 0 or offset > self._largest:
+            raise OSError(f"it unpacks to more than {self._largest} bytes")
+        return self._stream.seek(offset)
+
+    def tell(self) -> int:
+        """Say how many bytes lie before here."""
+        return self._stream.tell()
+
+
+@contextmanager
+def open_tar(path: Path, largest: int) -> Iterator[tarfile.TarFile]:
+    """Open a gzipped tar archive that unpacks, headers and all, to at most so many bytes."""
+    with gzip.open(path) as stream:
+        bounded = cast(IO[bytes], Bounded(cast(IO[bytes], stream), largest))
+        with tarfile.open(fileobj=bounded, mode="r:") as tar:
+            yield tar
 
 
 def take_exactly(stream: IO[bytes], size: int, name: Path | str) -> Bytes:

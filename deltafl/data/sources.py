@@ -7,6 +7,7 @@ decoded contents decide.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 
 from deltafl.data.entry import Apt, Entry, Npm
+from deltafl.data.files import open_tar
 from deltafl.data.parts import Parts
 from deltafl.errors import UserError
 
@@ -36,6 +38,8 @@ READ_SECONDS = 30
 CLIENT_SECONDS = 900
 # The largest set unpacks to under 160 MB.
 LARGEST_UNPACKED = 400_000_000
+# Every other trouble in unpacking is with the names that the archive chose.
+NO_FAULT_OF_THE_ARCHIVE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)
 
 
 def routes(entry: Entry) -> list[Route]:
@@ -91,8 +95,10 @@ def npm(entry: Entry) -> tuple[Parts, str]:
             *("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"),
         ]
         _run(command, folder, origin)
-        _unpack(_only(folder, "*.tgz", origin), folder, origin)
-        return _decode(entry, folder / entry.registry.folder, origin), origin
+        unpacked = folder / "unpacked"
+        unpacked.mkdir()
+        unpack(_only(folder, "*.tgz", origin), unpacked, origin)
+        return _decode(entry, unpacked / entry.registry.folder, origin), origin
 
 
 def apt(entry: Entry) -> tuple[Parts, str]:
@@ -202,17 +208,23 @@ def _only(folder: Path, pattern: str, origin: str) -> Path:
     return found[0]
 
 
-def _unpack(archive: Path, folder: Path, origin: str) -> None:
+def unpack(archive: Path, folder: Path, origin: str) -> None:
     """Unpack a tar archive: only files and folders, only below `folder`, and not too much."""
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with open_tar(archive, LARGEST_UNPACKED) as tar:
             total = 0
             for member in tar:
-                total += member.size
+                total += member.size  # of a sparse file, more than the archive holds
                 if total > LARGEST_UNPACKED:
                     raise UserError(f"{origin} unpacks to more than {LARGEST_UNPACKED} bytes")
+                if not (member.isreg() or member.isdir()):
+                    raise UserError(f"{origin} holds {member.name[:80]!r}, which is no plain file")
                 tar.extract(member, folder, filter="data")
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except OSError as error:
+        if error.errno in NO_FAULT_OF_THE_ARCHIVE:
+            raise
+        raise UserError(f"{origin} cannot be unpacked ({_short(error)})") from error
+    except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
         raise UserError(f"{origin} cannot be unpacked ({_short(error)})") from error
 
 

@@ -20,6 +20,7 @@ from deltafl import optim
 from deltafl.errors import UserError
 from deltafl.experiment.config import Config, read_toml
 from deltafl.experiment.execute import Listener, Result, run
+from deltafl.untrusted import brief
 
 
 class Watcher(Listener, Protocol):
@@ -140,9 +141,12 @@ def read_rates(path: Path) -> dict[str, float]:
     if not isinstance(rates, dict):
         raise UserError(f"{path} has no [learning_rates]: give the file that deltafl tune wrote")
     for name, rate in rates.items():
-        optim.lookup(name)
+        if "." not in name and ":" not in name:  # an import path is not followed for a file
+            optim.lookup(name)
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1e6:
-            raise UserError(f"learning_rates.{name} in {path} is {rate!r}: give a positive number")
+            raise UserError(
+                f"learning_rates.{name} in {path} is {brief(rate)}: give a positive number"
+            )
     return {name: float(rate) for name, rate in rates.items()}
 
 

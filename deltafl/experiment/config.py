@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from deltafl import data, models, objective, optim, server
 from deltafl.errors import UserError, unknown
+from deltafl.untrusted import LARGEST_TEXT, brief, read_plain
 from deltafl.version import __version__
 
 OWN_DATA = "own"
@@ -230,6 +231,18 @@ class Config(Strict):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
+class RecordedConfig(Config):
+    """A configuration as a run recorded it: names are shown, never looked up.
+
+    To look an optimizer up would import it, and whoever only reads a configuration runs nobody's
+    code.
+    """
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        return self
+
+
 def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -237,10 +250,12 @@ def _short_hash(text: str) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file into a tree that `validated` accepts."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_plain(path, LARGEST_TEXT).decode("utf-8"))
     except FileNotFoundError:
         raise UserError(f"no configuration at {path}: give the path of a TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise UserError(f"cannot read the configuration {path}: it is nested too deeply") from None
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, no TOML, too long a number
         raise UserError(f"cannot read the configuration {path}: {error}") from None
 
 
@@ -272,11 +287,11 @@ def validated(model: type[Model], tree: Mapping[str, Any], where: str) -> Model:
         known = list(_section(model, path[:-1]))
         near = get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise UserError(f"unknown key {'.'.join(path)!r} {where}: {hint}")
+        raise UserError(f"unknown key {brief('.'.join(path))} {where}: {hint}")
     while len(path) > 1 and path[-1] not in _section(model, path[:-1]):
         path.pop()  # the names of a union's members
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    raise UserError(f"{'.'.join(path)} {where} {message} (it is {error['input']!r})")
+    raise UserError(f"{'.'.join(path)} {where} {message} (it is {brief(error['input'])})")
 
 
 def _section(model: type[BaseModel], path: list[str]) -> Mapping[str, Any]:

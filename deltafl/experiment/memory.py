@@ -11,7 +11,14 @@ from bisect import bisect_right
 from collections import defaultdict
 from pathlib import Path
 
-VERSION = re.compile(r"(\d+)-(\d+)\.safetensors")
+from deltafl.errors import UserError
+
+VERSION = re.compile(r"([0-9]{1,13})-([0-9]{1,13})\.safetensors")
+
+
+def is_version(name: object) -> bool:
+    """Say whether this is the name of a file of a client's memory, and so of nothing elsewhere."""
+    return isinstance(name, str) and VERSION.fullmatch(name) is not None
 
 
 class ClientMemory:
@@ -21,10 +28,12 @@ class ClientMemory:
         """Open the memories as they were after a round; later versions never happened."""
         self._folder = folder
         self._versions: dict[int, list[int]] = defaultdict(list)
+        if folder.is_symlink():  # what lies elsewhere is not ours to tidy up
+            raise UserError(f"{folder} is a link: delete it, and start the run again")
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.iterdir()):
             match = VERSION.fullmatch(path.name)
-            if match and int(match[2]) <= after_round:
+            if match and int(match[2]) <= after_round and path.is_file():
                 self._versions[int(match[1])].append(int(match[2]))
             else:
                 path.unlink()

@@ -17,8 +17,10 @@ from typing import Any
 
 from deltafl import tensorfile
 from deltafl.errors import UserError
-from deltafl.experiment.config import Config, read_toml, validated
+from deltafl.experiment.config import Config, RecordedConfig, read_toml, validated
+from deltafl.experiment.memory import is_version
 from deltafl.experiment.rounds import RoundReport, Rounds
+from deltafl.untrusted import LARGEST_TEXT, brief, read_plain
 
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 CHECKPOINT, MEMORY = "checkpoint.safetensors", "memory"
@@ -51,12 +53,12 @@ class RunFolder:
             yield
 
     def _check_same(self, place: Path) -> None:
-        there = validated(Config, read_toml(place), f"in {place}").identity
+        there = validated(RecordedConfig, read_toml(place), f"in {place}").identity
         here = self.config.identity
         if there != here:
             name, old, new = next(_differences(there, here))
             raise UserError(
-                f"{self.path} holds another run ({name} is {old!r} there, {new!r} here): "
+                f"{self.path} holds another run ({name} is {brief(old)} there, {brief(new)} here): "
                 "choose another --out, or delete it"
             )
 
@@ -66,7 +68,7 @@ class RunFolder:
         if not place.exists():
             return None
         try:
-            summary = json.loads(place.read_text(encoding="utf-8"))
+            summary = json.loads(read_plain(place, LARGEST_TEXT))
             if not isinstance(summary["weights_sha256"], str):
                 raise TypeError("no checksum")
             same = summary["run"] == self.config.hash
@@ -85,9 +87,12 @@ class RunFolder:
         if place.exists():
             tensors, about = tensorfile.load(place)
             rounds.load_state(tensors, about)
-            for name in about.get("memories", ()):
-                memory = self.path / MEMORY / str(name)
-                if not memory.exists():
+            names = about.get("memories", [])
+            if not isinstance(names, list) or not all(map(is_version, names)):
+                raise UserError(f"{place} names what is no memory: delete {self.path}")
+            for name in names:
+                memory = self.path / MEMORY / name
+                if not memory.is_file():
                     raise UserError(
                         f"{memory}, which the checkpoint needs, is missing: "
                         f"delete {self.path} and start the run again"
@@ -132,11 +137,11 @@ class RunFolder:
         shutil.rmtree(self.path / MEMORY, ignore_errors=True)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path, largest: int | None = None) -> list[dict[str, Any]]:
     """Return the rows of a metrics.jsonl; a last row that was cut short is left out."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    lines = read_plain(path, largest).split(b"\n")
     rows = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is partial
         try:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
@@ -77,7 +77,7 @@ def _train(message: Message, node: Node) -> RecordDict:
     order = read_order(message)
     config = node.config(order)
     bench = _workbench(node, order.experiment, order.facts)
-    weights = from_arrays(message.content.array_records[ARRAYS], bench.model.state_dict())
+    weights = from_arrays(_arrays(message), bench.model.state_dict())
     recall, remember = _memories(node.memory_of(config), order)
     task = ClientTask(order.client, order.round, order.progress, recall, remember)
     updates = bench.train(weights, [task])
@@ -91,7 +91,7 @@ def _evaluate(message: Message, node: Node) -> RecordDict:
     setup = node.setup(node.config(order), order.facts)
     rows = setup.partition.indices(order.client)
     bench = Workbench(replace(setup, held_out=rows))
-    weights = from_arrays(message.content.array_records[ARRAYS], bench.model.state_dict())
+    weights = from_arrays(_arrays(message), bench.model.state_dict())
     parts = [bench.evaluate(weights, *chunk) for chunk in chunks(len(rows))]
     return RecordDict({METRICS: to_evaluation(len(rows), total(parts, len(rows)))})
 
@@ -100,6 +100,13 @@ def _evaluate(message: Message, node: Node) -> RecordDict:
 def _workbench(node: Node, experiment: str, facts: str) -> Workbench:
     config = validated(Config, read_experiment(experiment), "from the server")
     return Workbench(node.setup(config, facts))
+
+
+def _arrays(message: Message) -> ArrayRecord:
+    record = message.content.get(ARRAYS)
+    if not isinstance(record, ArrayRecord):
+        raise MalformedError("no record of arrays")
+    return record
 
 
 def _memories(folder: Path, order: Order) -> tuple[Path | None, Path | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,10 @@ from deltafl.experiment import Config
 from deltafl.experiment.config import Strict, validated
 from deltafl.experiment.federation import build_setup
 from deltafl.flower.wire import MalformedError, Order, read_experiment
+
+LARGEST_UNASKED = 1 << 28
+MOST_COMPRESSED = 100
+"""An .npz that unpacks to over 256 MiB may do so to at most a hundred times its size."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Node:
         """Return what the node needs for its client's work."""
         if not self.own_data:
             return build_setup(config)
-        dataset = self._dataset(facts)
+        dataset = self.dataset(facts)
         # One client with everything: how others' data is spread is not known here.
         alone = config.override(
             **{
@@ -104,7 +109,8 @@ class Node:
         whole = Whole(dataset.train.labels.numpy(), dataset.num_classes, config.federation.clients)
         return replace(build_setup(alone, dataset), partition=whole)
 
-    def _dataset(self, text: str) -> Dataset:
+    def dataset(self, text: str) -> Dataset:
+        """Return the node's own data, fed to the model as the server's facts say."""
         facts = validated(Facts, _json(text), "from the server")
         images, labels = self._load()
         split = Split(images, labels)
@@ -170,13 +176,34 @@ def read_arrays(path: Path) -> tuple[Tensor, Tensor]:
         elif path.suffix == ".safetensors":
             arrays = safetensors.numpy.load_file(path)
         else:
+            _check_archive(path)
             with np.load(path, allow_pickle=False) as file:
                 arrays = {n: file[n] for n in names}
-        return _tensors(arrays["inputs"], arrays["labels"], str(path))
+        missing = [repr(name) for name in names if name not in arrays]
     except KeyError as error:
-        raise UserError(f"{path} has no array {error}: it needs inputs and labels") from None
-    except (OSError, ValueError, EOFError, safetensors.SafetensorError) as error:
-        raise UserError(f"cannot read the data {path}: {error}") from None
+        missing = [str(error)]
+    except UserError:
+        raise
+    except Exception as error:  # numpy, zipfile and their decompressors may fail in any way
+        raise UserError(f"cannot read the data {path}: {_reason(error)}") from None
+    if missing:
+        raise UserError(f"{path} has no array {missing[0]}: it needs inputs and labels")
+    return _tensors(arrays["inputs"], arrays["labels"], str(path))
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an .npz that is small only because it is compressed far better than data ever is."""
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"cannot read the data {path}: it is no .npz, .safetensors or folder")
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    most = max(LARGEST_UNASKED, MOST_COMPRESSED * path.stat().st_size)
+    if unpacked > most:
+        raise UserError(f"{path} unpacks to {unpacked} bytes, over {most}: save it uncompressed")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _tensors(images: Any, labels: Any, where: str) -> tuple[Tensor, Tensor]:
@@ -184,9 +211,11 @@ def _tensors(images: Any, labels: Any, where: str) -> tuple[Tensor, Tensor]:
         images, labels = torch.as_tensor(images), torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{where} gives no tensors: {error}") from None
+    if images.is_complex() or labels.is_complex():
+        raise UserError(f"{where} has complex numbers: give real images and class numbers")
     if images.ndim == 3:  # grey images without their channel
         images = images.unsqueeze(1)
-    if not len(images):
+    if images.ndim == 0 or not len(images):
         raise UserError(f"{where} has no samples: give at least one")
     return images, labels.to(torch.int64)
 

@@ -12,21 +12,25 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from deltafl.errors import UserError
 from deltafl.experiment import Config, Result
-from deltafl.experiment.config import Strict, validated
+from deltafl.experiment.config import RecordedConfig, Strict, validated
 from deltafl.paper.scale import SCALES
-from deltafl.report.runs import RecordedConfig
 from deltafl.tensorfile import write_atomically
+from deltafl.untrusted import LARGEST_ROWS, read_plain
 
 TAIL = 0.1
 """The share of the rounds, at the end, over which `tail` is the mean accuracy."""
 
 STEP_DIGITS = 4
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]
+"""A part of a file's name, so it leads nowhere else."""
 
 
 class Steps(Strict):
@@ -42,8 +46,8 @@ class Record(Strict):
     """One finished run."""
 
     fingerprint: str
-    task: str
-    scale: str
+    task: Name
+    scale: Name
     config: dict[str, Any] = Field(description="what differs from the defaults")
     final: float = Field(ge=0, le=1, description="test accuracy of the last round")
     tail: float = Field(ge=0, le=1, description="mean test accuracy over the last tenth")
@@ -142,7 +146,7 @@ def _read(path: Path) -> list[Record]:
     if not path.exists():
         return []
     rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(read_plain(path, LARGEST_ROWS).splitlines(), start=1):
         where = f"in {path}, line {number},"
         try:
             tree = json.loads(line)

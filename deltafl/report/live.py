@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from deltafl.errors import UserError
-from deltafl.report.page import Theirs, content, document
+from deltafl.report.page import Theirs, content, document, policy
 from deltafl.report.partitions import Partitions
 from deltafl.report.runs import RunReader
 from deltafl.version import __version__
 
 HOST = "127.0.0.1"
+NOTHING = "default-src 'none'; frame-ancestors 'none'"
+"""What a browser may load for an answer that is not the page."""
 
 
 class LivePage:
@@ -36,6 +38,11 @@ class LivePage:
         self._lock = threading.Lock()
         self._content: dict[str, Any] = {}
         self._data = b""
+
+    @property
+    def policy(self) -> str:
+        """What the page may load and run, and who may show it inside a page of theirs: nobody."""
+        return f"{policy(live=True)}; frame-ancestors 'none'"
 
     def html(self) -> bytes:
         """Return the page as it is now."""
@@ -71,7 +78,7 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, page: LivePage, port: int = 0) -> None:
         self.page = page
         try:
-            super().__init__((HOST, port), _Handler)
+            super().__init__((HOST, port), Handler)
         except OSError as error:
             raise UserError(
                 f"cannot serve on port {port}: {error.strerror}; choose another --port"
@@ -86,7 +93,7 @@ class LiveServer(ThreadingHTTPServer):
         """Say nothing: a browser that hangs up in the middle of an answer is no event."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD of two paths."""
 
     server: LiveServer
@@ -100,7 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_ours():
             self._refuse(HTTPStatus.FORBIDDEN)
         elif self.path == "/":
-            self._send(self.server.page.html(), "text/html; charset=utf-8")
+            body = self.server.page.html()
+            self._send(body, "text/html; charset=utf-8", policy=self.server.page.policy)
         elif self.path == "/data.json":
             data, tag = self.server.page.data()
             if self.headers.get("If-None-Match") == tag:
@@ -109,6 +117,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(data, "application/json", tag=tag)
         else:
             self._refuse(HTTPStatus.NOT_FOUND)
+
+    def handle_expect_100(self) -> bool:
+        """Encourage nobody to send a body: none is ever read."""
+        return True
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no request at all as everything else is refused, with the same headers."""
+        self.close_connection = True
+        self.command = getattr(self, "command", None) or ""
+        self._refuse(HTTPStatus(code))
 
     def __getattr__(self, name: str) -> Callable[[], None]:
         """Answer HEAD as GET, without its body, and refuse every other method."""
@@ -130,10 +148,18 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(f"{status} {status.phrase}\n".encode(), "text/plain; charset=utf-8", status)
 
     def _send(
-        self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, tag: str | None = None
+        self,
+        body: bytes,
+        kind: str,
+        status: HTTPStatus = HTTPStatus.OK,
+        tag: str | None = None,
+        policy: str = NOTHING,
     ) -> None:
+        self.request_version = self.protocol_version  # also to who asks in the manner of 1991
         self.send_response(status)
         headers = {
+            # The page's own policy, inside it, allows its script; nothing else here has one.
+            "Content-Security-Policy": policy,
             "Content-Type": kind,
             "Content-Length": str(len(body)),
             "Cache-Control": "no-store",

@@ -64,24 +64,28 @@ def page(
 
 def document(payload: Mapping[str, Any], *, live: bool = False) -> str:
     """Return the page around its content; a live one asks its own server for more."""
-    style, script = _asset("page.css"), _asset("page.js")
-    policy = [
+    return Template(_asset("page.html")).substitute(
+        policy=policy(live=live),
+        # A folder's name may hold bytes that are no text.
+        title=html.escape(str(payload["title"]).encode(errors="replace").decode()),
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        data=embedded({**payload, "live": live}),
+    )
+
+
+def policy(*, live: bool = False) -> str:
+    """Return what the page may load and run: its own style and script, and a live one its data."""
+    rules = [
         "default-src 'none'",
-        f"style-src '{_hash(style)}'",
-        f"script-src '{_hash(script)}'",
+        f"style-src '{_hash(_asset('page.css'))}'",
+        f"script-src '{_hash(_asset('page.js'))}'",
         "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",
         *(["connect-src 'self'"] if live else []),
     ]
-    return Template(_asset("page.html")).substitute(
-        policy="; ".join(policy),
-        # A folder's name may hold bytes that are no text.
-        title=html.escape(str(payload["title"]).encode(errors="replace").decode()),
-        style=style,
-        script=script,
-        data=embedded({**payload, "live": live}),
-    )
+    return "; ".join(rules)
 
 
 def embedded(payload: Mapping[str, Any]) -> str:

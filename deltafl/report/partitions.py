@@ -15,6 +15,8 @@ from deltafl.report.runs import RunView
 
 SHOWN = 100
 """Clients in a picture, as in the paper's."""
+MOST_DRAWN = 10**7
+"""Samples of all clients in a picture; the paper's hold 50,000 together."""
 
 
 class Holdings(NamedTuple):
@@ -53,7 +55,11 @@ class Partitions:
             if config.run.evaluate_on == "validation":
                 rows, _ = hold_out(config, dataset)
             shown = range(min(SHOWN, config.federation.clients))
-            counts = build_partition(config, dataset, rows).counts(shown)
+            partition = build_partition(config, dataset, rows)
+            # A client may draw any number with replacement, and whoever looks has to wait.
+            if sum(map(partition.size, shown)) > MOST_DRAWN:
+                return f"Its clients hold too much to be dealt again (over {MOST_DRAWN} samples)."
+            counts = partition.counts(shown)
         except UserError as error:
             return f"This federation cannot be dealt again: {error}."
         return Holdings(dataset.classes, counts.tolist(), config.federation.clients)

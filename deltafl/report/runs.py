@@ -12,8 +12,9 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deltafl.errors import UserError
-from deltafl.experiment.config import Config, Finite, read_toml, validated
+from deltafl.experiment.config import Config, Finite, RecordedConfig, read_toml, validated
 from deltafl.experiment.run_folder import CONFIG, METRICS, SUMMARY, read_metrics
+from deltafl.untrusted import LARGEST_ROWS, LARGEST_TEXT, read_plain
 
 
 class StepTrace(NamedTuple):
@@ -129,17 +130,6 @@ def _run_folders(root: Path) -> Iterator[Path]:
         below.sort()
 
 
-class RecordedConfig(Config):
-    """A configuration as a run recorded it: names are shown, never looked up.
-
-    To look an optimizer up would import it, and whoever reads a report runs nobody's code.
-    """
-
-    @model_validator(mode="after")
-    def _names_exist(self) -> Self:
-        return self
-
-
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -190,7 +180,7 @@ def _read(folder: Path, name: str) -> RunView:
     config = validated(RecordedConfig, read_toml(place), f"in {place}")
     rows = [
         validated(_Row, row, f"in {folder / METRICS}, line {line},")
-        for line, row in enumerate(read_metrics(folder / METRICS), start=1)
+        for line, row in enumerate(read_metrics(folder / METRICS, LARGEST_ROWS), start=1)
     ]
     numbers = [row.round for row in rows]
     if numbers != sorted(set(numbers)):
@@ -216,7 +206,7 @@ def _summary(place: Path) -> dict[str, Any] | None:
     if not place.exists():
         return None
     try:
-        tree = json.loads(place.read_bytes())
+        tree = json.loads(read_plain(place, LARGEST_TEXT))
     except (ValueError, RecursionError):
         tree = None
     if not isinstance(tree, dict):
