@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -219,3 +220,59 @@ def test_the_page_follows_a_run_in_progress(
     # Never loaded anew, and what was unfolded still is.
     assert page.evaluate("window.same")
     expect(page.locator("#runs details[open]")).to_contain_text(summary["weights_sha256"])
+
+
+def test_every_answer_says_what_a_browser_may_do_with_it(serve: Any, finished: Path) -> None:
+    server = serve(finished)
+    for path, method, status in (
+        ("/", "GET", 200),
+        ("/data.json", "GET", 200),
+        ("/x", "GET", 404),
+        ("/", "POST", 405),
+    ):
+        answer, headers, _ = ask(server, path, method)
+        assert answer == status
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; ")
+        assert policy.endswith("frame-ancestors 'none'")
+        assert ("script-src 'sha256-" in policy) == (path == "/" and method == "GET")
+        assert "unsafe" not in policy
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET <script>alert(1)</script> x y z\r\n\r\n",
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\nHost: 127.0.0.1:2\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused_like_everything_else(
+    serve: Any, finished: Path, request_: bytes
+) -> None:
+    server = serve(finished)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as connection:
+        connection.sendall(request_)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 4") or answer.startswith(b"HTTP/1.1 505")
+    assert b"\r\nContent-Security-Policy: default-src 'none'" in answer
+    assert b"\r\nContent-Type: text/plain" in answer
+    assert b"script>" not in answer
+
+
+def test_it_cannot_be_reached_from_elsewhere(serve: Any, finished: Path) -> None:
+    server = serve(finished)
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+    assert server.address_family == socket.AF_INET
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", server.server_port), timeout=5)
