@@ -18,8 +18,9 @@ from pydantic import Field
 
 from deltafl.errors import UserError
 from deltafl.experiment import Config, Result
-from deltafl.experiment.config import RecordedConfig, Strict, validated
+from deltafl.experiment.config import Finite, RecordedConfig, Strict, validated
 from deltafl.paper.scale import SCALES
+from deltafl.report.runs import Fraction
 from deltafl.tensorfile import write_atomically
 from deltafl.untrusted import LARGEST_ROWS, read_plain
 
@@ -37,9 +38,9 @@ class Steps(Strict):
     """The step sizes of one client a round, step after step (Figure 7)."""
 
     round: list[int]
-    smoothness: list[float | None]
-    growth: list[float | None]
-    eta: list[float | None]
+    smoothness: list[Finite | None]
+    growth: list[Finite | None]
+    eta: list[Finite | None]
 
 
 class Record(Strict):
@@ -53,13 +54,13 @@ class Record(Strict):
     tail: float = Field(ge=0, le=1, description="mean test accuracy over the last tenth")
     best: float = Field(ge=0, le=1)
     refused: int
-    seconds: float
+    seconds: Finite
     weights_sha256: str
     finished: str
     hardware: str
     native_kernels: bool
     versions: dict[str, str]
-    curve: list[tuple[int, float]]
+    curve: list[tuple[int, Fraction]]
     steps: Steps | None = None
 
     def configuration(self) -> Config:
