@@ -5,18 +5,31 @@ PYTHON ?= python3
 BIN := .venv/bin
 export NO_MKDOCS_2_WARNING := 1
 STAMP := .venv/.installed
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# LOCKED=1, as in CI: exactly the packages of the lock, each checked against its checksum, where
+# the lock was made for such a Python and machine. torch has no checksum there (make lock says why).
+LOCK := requirements/ci.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-federation browser lint types docs docs-serve bench bench-quick clean
+.PHONY: help demo test test-federation fuzz browser lint types docs docs-serve bench bench-quick \
+	lock audit sbom clean
 
 help: ## show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(if $(LOCKED),$(LOCK))
 	@echo "==> environment: .venv (torch and friends; a minute or two the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or later")'
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@if [ -n "$(LOCKED)" ] && $(BIN)/python requirements/lock.py fits ci; then \
+		echo "==> from $(LOCK), every checksum checked"; \
+		$(PIP) --require-hashes --no-deps -r $(LOCK) \
+			&& $(PIP) -c constraints.txt --no-deps torch \
+			&& $(PIP) --no-deps --no-build-isolation -e . \
+			&& $(BIN)/pip check; \
+	else \
+		$(PIP) -c constraints.txt -e '.[dev,docs]'; \
+	fi
 	@touch $@
 
 demo: $(STAMP) ## compare the paper's eight optimizers on the embedded digits (about a minute)
@@ -30,6 +43,10 @@ test: $(STAMP) browser ## run all tests but the slow ones of test-federation
 test-federation: $(STAMP) ## run the slow tests of clusters and federations of many processes
 	@echo "==> federations: real nodes, killed in the middle"
 	@$(BIN)/pytest -m federation
+
+fuzz: $(STAMP) ## hand every reader 100,000 inputs that nobody meant (an hour or two)
+	@$(PIP) --require-hashes --no-deps -r requirements/fuzz.lock
+	@nice $(BIN)/python -m benchmarks.faults.fuzz
 
 # The pages of deltafl report are tested in a real browser; pip cannot bring one.
 browser: ## install Debian's chromium for the tests, where that is possible
@@ -59,6 +76,23 @@ bench: $(STAMP) ## measure speed and memory beside other simulators, on an idle 
 
 bench-quick: $(STAMP) ## measure speed beside a hand-written loop (two minutes)
 	@$(BIN)/python -m benchmarks quick
+
+lock: ## resolve the environments anew and write their checksums (requirements/*.lock)
+	@$(PYTHON) requirements/lock.py
+
+TOOLS := .venv/tools
+$(TOOLS)/.installed: requirements/tools.lock | $(STAMP)
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
+
+# Strict: a package that the vulnerability service does not know is not a package without faults.
+audit: $(TOOLS)/.installed ## look the locked packages up in a database of known vulnerabilities
+	@$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes -r $(LOCK)
+
+sbom: $(STAMP) $(TOOLS)/.installed ## write the bill of materials and the page of licences
+	@$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --of JSON $(BIN)/python \
+		| $(BIN)/python requirements/inventory.py
 
 clean: ## delete the environment, the runs and all caches
 	rm -rf .venv runs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

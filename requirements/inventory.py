@@ -127,8 +127,8 @@ def bill(drawn_up: dict[str, Any], packages: set[str]) -> str:
     kept = []
     for component in drawn_up["components"]:
         if name_of(component["name"]) in packages | {"deltafl"}:
-            component.pop("externalReferences", None)
-            component.pop("evidence", None)
+            for wordy in ("externalReferences", "description", "evidence"):
+                component.pop(wordy, None)
             kept.append(component)
     refs = {component["bom-ref"] for component in kept}
     links = [
