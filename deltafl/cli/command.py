@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -81,7 +81,7 @@ def read(model: type[Options], words: Sequence[str], positional: str) -> Options
     toml = positional == "[CONFIG.toml]"
     if files and toml:
         tree = read_toml(Path(files[0]))
-        check_file(model, tree, files[0])
+        check_file(model, tree, files[0], values)
     elif files:
         tree = {positional.lower(): files[0]}
     for path, value in values.items():
@@ -90,27 +90,32 @@ def read(model: type[Options], words: Sequence[str], positional: str) -> Options
     return validated(model, tree, where)
 
 
-def check_file(model: type[BaseModel], tree: dict[str, Any], file: str) -> None:
+def check_file(
+    model: type[BaseModel], tree: dict[str, Any], file: str, said: Collection[str]
+) -> None:
     """Refuse what a file, which may be somebody else's, must not decide alone.
 
     A path that leads out of the working directory, code to import, and another machine to work
-    on: each is followed when the user says so on the command line.
+    on: each is followed when the user has `said` so on the command line.
     """
     for name, field in model.model_fields.items():
         if Path not in (arguments.members(field.annotation) + _members_of_list(field.annotation)):
             continue
-        given = tree.get(name)
+        given = None if name in said else tree.get(name)
         for path in given if isinstance(given, list) else [given]:
             if isinstance(path, str) and not inside(Path(path), Path.cwd()):
                 raise _beyond(name, path, file, "leads out of this folder")
-    named = [(name, tree.get(name)) for name in ("optimizers",)]
-    named.append(("client.optimizer", _below(tree, "client").get("optimizer")))
-    for name, given in named:
+    for name, given in (
+        ("optimizers", tree.get("optimizers")),
+        ("client.optimizer", _below(tree, "client").get("optimizer")),
+    ):
         for optimizer in given if isinstance(given, list) else [given]:
-            if isinstance(optimizer, str) and (":" in optimizer or "." in optimizer):
+            code = isinstance(optimizer, str) and (":" in optimizer or "." in optimizer)
+            if code and name not in said:
                 raise _beyond(name, optimizer, file, "is code to import")
     address = _below(tree, "engine").get("address")
-    if isinstance(address, str) and address.rpartition(":")[0] not in ("", *LOOPBACK):
+    away = isinstance(address, str) and address.rpartition(":")[0] not in ("", *LOOPBACK)
+    if away and "engine.address" not in said:
         raise _beyond("engine.address", address, file, "is another machine")
 
 

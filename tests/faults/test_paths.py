@@ -78,6 +78,15 @@ def test_a_configuration_file_cannot_choose_code_to_import(here, capsys, monkeyp
     assert read_rates(Path("rates.toml")) == {"trap.Trap": 0.1}  # only a name, until it is run
 
 
+def test_what_the_command_line_says_is_followed(here, small, capsys) -> None:
+    text = small.to_toml().replace('optimizer = "delta-sgd"', 'optimizer = "trap.Trap"')
+    Path("x.toml").write_text('out = "/tmp/deltafl-escaped"\n' + text)
+    words = ["run", "x.toml", "--out", str(here.parent / "chosen")]
+    assert main([*words, "--client.optimizer", "torch.optim.SGD", "--client.lr", "0.1"]) == 0
+    assert (here.parent / "chosen" / "summary.json").exists()
+    assert not Path("/tmp/deltafl-escaped").exists()
+
+
 def test_a_configuration_file_cannot_choose_another_machine(here, capsys) -> None:
     Path("x.toml").write_text('[engine]\nkind = "ray"\naddress = "cluster.example:6379"\n')
     assert main(["run", "x.toml"]) == 2
