@@ -122,7 +122,7 @@ def check_file(
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-def _beyond(name: str, value: str, file: str, why: str) -> UserError:
+def _beyond(name: str, value: object, file: str, why: str) -> UserError:
     option = f"--{name.replace('_', '-')}"
     return UserError(
         f"{name} {brief(value)} in {file} {why}: if you trust it, give {option} on the command line"
