@@ -21,8 +21,6 @@ BILL = ROOT / "results" / "sbom.cdx.json"
 TABLE = ROOT / "docs" / "licences.md"
 COPYLEFT = re.compile(r"GPL|MPL|EPL|EUPL|CDDL|CC-BY-SA|Mozilla", re.IGNORECASE)
 UNKNOWN = "not declared"
-# Looked up by hand in the packages' own repositories, where their metadata does not say.
-BY_HAND: dict[str, str] = {}
 
 
 def name_of(text: str) -> str:
@@ -69,7 +67,7 @@ def licence(package: str) -> str:
     text = str(about.get("License") or "").strip()
     if text and text != "UNKNOWN":
         return text.splitlines()[0][:60]
-    return BY_HAND.get(package, UNKNOWN)
+    return UNKNOWN
 
 
 def groups() -> dict[str, str]:

@@ -11,6 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from benchmarks.faults.fuzz.target import Target, switch
+from benchmarks.faults.fuzz.targets.store import npy
 from deltafl.data import Dataset
 from deltafl.flower.node import read_arrays
 
@@ -35,18 +36,12 @@ def _npz(compression: int) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", compression) as archive:
         for name, array in ARRAYS.items():
-            archive.writestr(f"{name}.npy", _npy(array))
-    return content.getvalue()
-
-
-def _npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
-    content = io.BytesIO()
-    np.save(content, array, allow_pickle=True)
+            archive.writestr(f"{name}.npy", npy(array))
     return content.getvalue()
 
 
 def _seeds() -> Sequence[bytes]:
-    stored, plain = _npz(zipfile.ZIP_STORED), _npy(ARRAYS["labels"])
+    stored, plain = _npz(zipfile.ZIP_STORED), npy(ARRAYS["labels"])
     return [
         bytes([NPZ]) + stored,
         *(bytes([NPZ]) + _npz(c) for c in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)),
@@ -55,8 +50,8 @@ def _seeds() -> Sequence[bytes]:
         bytes([SAFETENSORS]) + safetensors.numpy.save(ARRAYS),
         bytes([FOLDER]) + plain,
         bytes([FOLDER]) + plain.replace(b"(2,)", b"(9**12,)"),
-        bytes([FOLDER]) + _npy(np.array([{}], dtype=object)),
-        bytes([FOLDER]) + _npy(np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])),
+        bytes([FOLDER]) + npy(np.array([{}], dtype=object)),
+        bytes([FOLDER]) + npy(np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])),
     ]
 
 

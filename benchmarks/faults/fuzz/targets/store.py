@@ -41,7 +41,8 @@ def _run(content: bytes, folder: Path) -> None:
     cache.read(folder, ENTRY, hashed=True)
 
 
-def _npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+def npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+    """Return an array as the bytes of an .npy file; of objects, as a pickle inside it."""
     content = io.BytesIO()
     np.save(content, array, allow_pickle=True)
     return content.getvalue()
@@ -49,11 +50,11 @@ def _npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
 
 def _seeds() -> Sequence[bytes]:
     manifest = json.dumps(MANIFEST)
-    whole = _npy(np.zeros((2, 1, 2, 2), np.uint8))
+    whole = npy(np.zeros((2, 1, 2, 2), np.uint8))
     return [
         together(manifest, whole),
         together(manifest, whole.replace(b"(2, 1, 2, 2)", b"(2, 1, 2,9**9)")),
-        together(manifest, _npy(np.array([{}], dtype=object))),
+        together(manifest, npy(np.array([{}], dtype=object))),
         together("{}", whole),
     ]
 
