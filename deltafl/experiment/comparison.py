@@ -7,12 +7,11 @@ what is done and resumes what is half done.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import pandas as pd
 import torch
 
 from deltafl import engine as engines
@@ -21,6 +20,9 @@ from deltafl.errors import UserError
 from deltafl.experiment.config import Config, read_toml
 from deltafl.experiment.execute import Listener, Result, run
 from deltafl.untrusted import brief
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Watcher(Listener, Protocol):
@@ -41,18 +43,24 @@ class Comparison:
 
     def finals(self) -> pd.DataFrame:
         """Return a row a run: task, alpha, optimizer, lr, seed, final_accuracy."""
-        return pd.DataFrame(
+        return _frame(
             _setting(r.config) | {"final_accuracy": r.final_test_accuracy} for r in self.results
         )
 
     def curves(self) -> pd.DataFrame:
         """Return a row a run and evaluated round."""
-        return pd.DataFrame(
+        return _frame(
             _setting(r.config) | {"round": row["round"], "test_accuracy": row["test_accuracy"]}
             for r in self.results
             for row in r.metrics
             if row["test_accuracy"] is not None
         )
+
+
+def _frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415  (slow to import, and no single run needs it)
+
+    return pd.DataFrame(rows)
 
 
 def compare(
@@ -127,7 +135,7 @@ def tune(
 def best_rates(comparison: Comparison) -> dict[str, float]:
     """Return the learning rate with the best mean accuracy, by the name of the optimizer."""
     rows = [(r.config.client.optimizer, r.config.client.lr, r) for r in comparison.results]
-    frame = pd.DataFrame(
+    frame = _frame(
         {"name": name, "lr": lr, "accuracy": r.final_test_accuracy} for name, lr, r in rows
     )
     means = frame.groupby(["name", "lr"], sort=False)["accuracy"].mean().reset_index()

@@ -8,6 +8,7 @@ step waits for the device; they become numbers only when somebody reads them.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -38,6 +39,11 @@ class StepRecord(NamedTuple):
     """Index of the parameter group, 0 where one step size serves all groups."""
 
 
+# What torch wraps around this method, for compiled code, imports its whole compiler: a second of
+# every process that builds an optimizer.
+_add_param_group = inspect.unwrap(Optimizer.add_param_group)
+
+
 class StepSizeOptimizer(Optimizer):
     """An optimizer that computes its step size, kept in ``group["eta"]`` and in the records.
 
@@ -58,7 +64,7 @@ class StepSizeOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; its options are checked as the constructor's are."""
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
         group = self.param_groups[-1]
         try:
             self._check(group)

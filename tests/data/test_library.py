@@ -6,11 +6,13 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from deltafl import data
 from deltafl.data import cache, sources
+from deltafl.data import digits as reader
 from deltafl.data.catalog import CATALOG
 from deltafl.data.entry import Apt, Entry
 from deltafl.data.parts import PARTS, Parts
@@ -252,6 +254,14 @@ def test_the_catalog_is_consistent(name: str) -> None:
     data.augmentation(entry.augment)
     # A set that is not built in can come from somewhere, in a form that is known.
     assert (entry.builtin is None) == bool(entry.forms and entry.downloads and entry.folders)
+
+
+def test_digits_are_read_as_scikit_learn_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = reader.read()
+    monkeypatch.setattr(reader, "find_spec", lambda name: None)
+    slow = reader.read()
+    assert slow.keys() == quick.keys()
+    assert all(np.array_equal(part, quick[name]) for name, part in slow.items())
 
 
 def test_digits_need_no_folder_and_travel_by_value(data_folder: Path) -> None:
