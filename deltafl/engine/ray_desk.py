@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec
 import torch
 
 from deltafl.client import ClientMetrics
+from deltafl.engine import process
 from deltafl.engine.base import ClientTask
 from deltafl.engine.out_of_band import Buffer, as_tensor, unpack
 from deltafl.engine.shared import Layout, copy_into
@@ -69,7 +70,7 @@ class RayDesk:
     def __init__(self, module_path: Sequence[str]) -> None:
         """Prepare for work on one thread; modules are looked for where the main process does."""
         sys.path += [folder for folder in module_path if folder not in sys.path]
-        torch.set_num_threads(1)
+        process.prepare()
         # The data lies in memory that all actors of a node share, and nothing here writes to it.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
 

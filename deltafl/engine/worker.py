@@ -11,8 +11,7 @@ import threading
 from collections.abc import Sequence
 from multiprocessing import connection, reduction
 
-import torch
-
+from deltafl.engine import process
 from deltafl.engine.base import ClientTask, Setup
 from deltafl.engine.shared import Layout, Places, SharedMemory, copy_into, first_clients, unpack
 from deltafl.engine.workbench import Workbench
@@ -94,9 +93,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     fd = int(sys.argv[1])
     threading.Thread(target=_leave_with, args=[fd], daemon=True).start()
-    torch.set_num_threads(1)
-    if hasattr(os, "SCHED_BATCH"):  # a worker that wakes up lets the main process send first
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    process.prepare()
     serve(connection.Connection(fd))
 
 

@@ -51,9 +51,6 @@ class Worker:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         environment = {
-            # What a step frees the next one needs: glibc would hand it back to the system.
-            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-            "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
