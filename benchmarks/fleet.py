@@ -22,10 +22,12 @@ def deltafl_on_ray(fields: Mapping[str, Any], name: str = "deltafl on Ray") -> S
     return System(name, "deltafl_rounds", spec, lasting=False)
 
 
-def deltafl_on_nodes(fields: Mapping[str, Any], nodes: int, cpus: int) -> System:
+def deltafl_on_nodes(
+    fields: Mapping[str, Any], nodes: int, cpus: int, name: str | None = None, **spec: object
+) -> System:
     """Return deltafl on several Ray nodes of this machine, started for every block."""
-    name = f"{nodes} node{'s' * (nodes > 1)}, {cpus} CPU{'s' * (cpus > 1)} each"
-    spec = {"config": dict(fields), "nodes": nodes, "cpus": cpus}
+    name = name or f"{nodes} node{'s' * (nodes > 1)}, {cpus} CPU{'s' * (cpus > 1)} each"
+    spec |= {"config": dict(fields), "nodes": nodes, "cpus": cpus}
     return System(name, "ray_nodes", spec, lasting=False)
 
 

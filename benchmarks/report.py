@@ -51,7 +51,7 @@ def write(folder: Path, name: str, outcomes: Mapping[str, Outcome], order: Seque
     """
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / f"{name}.json"
-    known = _read(place) | outcomes
+    known = read(place) | outcomes
     known = {item: known[item] for item in order if item in known}
     content = {item: asdict(outcome) for item, outcome in known.items()}
     _replace(place, json.dumps(content, indent=1) + "\n")
@@ -60,7 +60,8 @@ def write(folder: Path, name: str, outcomes: Mapping[str, Outcome], order: Seque
     return page
 
 
-def _read(place: Path) -> dict[str, Outcome]:
+def read(place: Path) -> dict[str, Outcome]:
+    """Return what a file of an earlier run has, by the names of the items."""
     if not place.exists():
         return {}
     items = json.loads(place.read_text(encoding="utf-8"))
@@ -71,14 +72,18 @@ def _read(place: Path) -> dict[str, Outcome]:
 
 
 def _markdown(outcomes: Mapping[str, Outcome]) -> str:
-    lines = ["# Benchmarks", "", LEGEND]
-    for outcome in outcomes.values():
-        lines += ["", f"## {outcome.title}", "", *_where(outcome.about)]
-        for table in outcome.tables:
-            lines += ["", f"**{table.title}**", "", _row(table.columns)]
-            lines += [_row(["---"] * len(table.columns)), *map(_row, table.rows)]
-        if outcome.notes:
-            lines += ["", *(f"- {note}" for note in outcome.notes)]
+    sections = [f"# Benchmarks\n\n{LEGEND}\n", *map(section, outcomes.values())]
+    return "\n".join(sections)
+
+
+def section(outcome: Outcome) -> str:
+    """Return an item's part of the page."""
+    lines = [f"## {outcome.title}", "", *_where(outcome.about)]
+    for table in outcome.tables:
+        lines += ["", f"**{table.title}**", "", _row(table.columns)]
+        lines += [_row(["---"] * len(table.columns)), *map(_row, table.rows)]
+    if outcome.notes:
+        lines += ["", *(f"- {note}" for note in outcome.notes)]
     return "\n".join(lines) + "\n"
 
 

@@ -62,6 +62,17 @@ def faults(name: str) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in files) or "Not run yet."
 
 
+def benchmark(name: str) -> str:
+    """One item of the last run of the benchmarks: its tables, and what they were measured on."""
+    from benchmarks import items, report  # noqa: PLC0415  (a project of its own)
+
+    known = report.read(ROOT / "results" / "benchmarks" / "latest.json")
+    if name not in known:
+        minutes = items.ITEMS[name].minutes
+        return f"Not measured yet: `python -m benchmarks --only {name}` takes {minutes:g} minutes."
+    return report.section(known[name]).replace("## ", "### ", 1)
+
+
 def paper_item(name: str, scale: str) -> str:
     """A table or figure of the paper, ours beside theirs, from the committed records."""
     from deltafl.paper import recipes, tables  # noqa: PLC0415  (altair is slow to import)
@@ -258,6 +269,7 @@ INSERTS: dict[str, Callable[..., str]] = {
         readme,
         benchmarks,
         faults,
+        benchmark,
         paper_item,
         options,
         command_options,

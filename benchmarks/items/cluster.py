@@ -1,9 +1,17 @@
-"""deltafl on Ray: what it costs beside workers, and as clients, the model or nodes become more."""
+"""deltafl on Ray: what it costs beside workers, and as clients, the model or nodes become more.
+
+What a round costs the main process, which is where a cluster stops scaling, is measured in
+processor seconds over rounds of different shapes and taken apart into a cost for each round, call,
+client and megabyte. The last table is arithmetic with these four numbers, up to a million clients.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import nnls
 
 from benchmarks import compare, fleet
 from benchmarks.federation import CORES, Fields, W
@@ -11,6 +19,11 @@ from benchmarks.items.base import Item, Settings
 from benchmarks.progress import Progress
 from benchmarks.report import Outcome, Table
 from benchmarks.session import System
+from deltafl import Config
+from deltafl.engine.ray_cluster import FILLED, MESSAGE
+from deltafl.engine.shared import Layout
+from deltafl.engine.workbench import build_model
+from deltafl.experiment.federation import build_setup
 
 TITLE = "On a Ray cluster"
 CLIENTS = {10: 30, 100: 15, 1000: 3}
@@ -20,15 +33,26 @@ WIDTHS = {100: 30, 3_000: 20, 60_000: 5}
 BYTES_A_UNIT = 4 * (64 + 1 + 10)
 NODES = {1: CORES, 2: 1, 4: 1}
 """How many nodes, and how many CPUs each has."""
+SHAPES = {(None, 10): 30, (None, 1000): 3, (300, 10): 30, (300, 200): 5, (6_000, 10): 10}
+SHAPES |= {(60_000, 10): 3}
+"""Hidden units (None: softmax regression), clients a round, and how many rounds a block."""
+MODELLED = {
+    "softmax regression on digits": (2_600, 0.001),
+    "W's CNN": (87_000, 0.016),
+    "a ResNet-18": (45_000_000, 60.0),
+}
+"""Clients of the model of large rounds: the bytes of their weights, and seconds of their work."""
+ACTORS = 100
 
 
 def measure(settings: Settings, progress: Progress) -> Outcome:
-    """Measure the four questions one after the other."""
+    """Measure the five questions one after the other."""
     outcome = Outcome(TITLE)
     _overhead(settings, progress, outcome)
     _clients(settings, progress, outcome)
     _model(settings, progress, outcome)
     _nodes(settings, progress, outcome)
+    _costs(settings, progress, outcome)
     outcome.notes.append(
         "All are started anew for every block: Ray's own processes do not rest while they wait, "
         "and would slow down whoever is measured next."
@@ -117,4 +141,133 @@ def _nodes(settings: Settings, progress: Progress, outcome: Outcome) -> None:
     outcome.raw["nodes"] = compare.raw(results)
 
 
-ITEM = Item("ray", TITLE, 15, measure)
+@dataclass(frozen=True)
+class Shape:
+    """What a round is made of, seen from the main process."""
+
+    clients: int
+    client_bytes: int
+    actors: int
+
+    @property
+    def calls(self) -> int:
+        """How many calls the engine makes on a cluster; see `Stream.next_pieces`."""
+        largest = max(1, int(FILLED * MESSAGE) // self.client_bytes)
+        waiting, calls = self.clients, 0
+        while waiting:
+            waiting -= min(largest, -(-waiting // (2 * self.actors)))
+            calls += 1
+        return calls
+
+    @property
+    def megabytes(self) -> float:
+        """How much comes back, beside the weights that go out once."""
+        return (self.clients + 1) * self.client_bytes / 1e6
+
+    @property
+    def parts(self) -> list[float]:
+        """What the four costs are multiplied by: a round, its calls, clients and megabytes."""
+        return [1.0, float(self.calls), float(self.clients), self.megabytes]
+
+
+PARTS = ("a round", "a call", "a client", "a megabyte")
+
+
+def fit(shapes: list[Shape], seconds: list[float]) -> list[float]:
+    """Return the costs of the four parts that explain the seconds best, none of them negative.
+
+    Errors count in proportion: a round of a second must not drown one of a millisecond.
+    """
+    scale = 1 / np.array(seconds)
+    costs, _ = nnls(
+        np.array([shape.parts for shape in shapes]) * scale[:, None], np.ones(len(scale))
+    )
+    return [float(cost) for cost in costs]
+
+
+def _size(fields: Fields) -> int:
+    """Return how many bytes a client's weights have on their way."""
+    config = Config().override(**fields)
+    return Layout.of(build_model(build_setup(config)).state_dict()).size
+
+
+def _costs(settings: Settings, progress: Progress, outcome: Outcome) -> None:
+    """Take apart what a round costs the main process, and say what larger ones would."""
+    systems, shapes, rounds = [], [], {}
+    for (width, sampled), count in SHAPES.items():
+        chosen = _almost_nothing("digits-mlp" if width else "digits-softmax") | {
+            "federation.clients": 1000,
+            "federation.participation": sampled / 1000,
+        }
+        chosen |= {"model.width": width} if width else {}
+        shapes.append(Shape(sampled, _size(chosen), CORES))
+        name = f"{sampled} clients of {shapes[-1].client_bytes / 1e6:.3g} MB"
+        system = fleet.deltafl_on_nodes(chosen, CORES, 1, name, clock="processor")
+        rounds[name] = settings.rounds or count
+        systems.append(system)
+    repeats, _ = settings.choose(3, 1)
+    results = compare.interleave(systems, progress, repeats=repeats, rounds=rounds)
+    outcome.raw["costs"] = compare.raw(results)
+    if any(not series.blocks for series in results.values()):
+        outcome.notes.append("The costs of a round: failed, see the JSON.")
+        return
+    medians = [series.median for series in results.values()]
+    costs = fit(shapes, medians)
+    outcome.raw["costs of the parts"] = dict(zip(PARTS, costs, strict=True))
+    lines = [
+        [
+            str(shape.clients),
+            f"{shape.client_bytes / 1e6:.3g}",
+            str(shape.calls),
+            f"{series.median * 1e3:.3g}",
+            f"{series.mad * 1e3:.2g}",
+            str(len(series.seconds)),
+            f"{1e3 * sum(a * b for a, b in zip(costs, shape.parts, strict=True)):.3g}",
+        ]
+        for shape, series in zip(shapes, results.values(), strict=True)
+    ]
+    columns = ("clients", "MB a client", "calls", "median ms", "MAD", "n", "by the four costs, ms")
+    title = f"processor time of the main process for a round, {CORES} nodes with an actor each"
+    outcome.tables.append(Table(title, columns, lines))
+    outcome.tables.append(
+        Table(
+            "the four costs of the main process, fitted to the table above",
+            tuple(f"ms {part}" for part in PARTS),
+            [[f"{cost * 1e3:.3g}" for cost in costs]],
+        )
+    )
+    outcome.tables.append(_modelled(costs))
+
+
+def _modelled(costs: list[float]) -> Table:
+    """Return what rounds of many clients would cost: arithmetic, not a measurement."""
+    lines = []
+    for what, (size, work) in MODELLED.items():
+        for clients in (1_000, 10_000, 100_000, 1_000_000):
+            shape = Shape(clients, size, ACTORS)
+            main = sum(a * b for a, b in zip(costs, shape.parts, strict=True))
+            lines.append(
+                [
+                    f"{what}, {work:g} s",
+                    f"{clients:,}",
+                    f"{shape.calls:,}",
+                    f"{shape.megabytes / 1e3:.3g}",
+                    f"{main:.3g}",
+                    f"{clients * work / ACTORS:.3g}",
+                    f"{clients * work / main:,.0f}",
+                ]
+            )
+    title = f"modelled, not measured: rounds of many clients on {ACTORS} actors of a cluster"
+    columns = (
+        "clients",
+        "a round",
+        "calls",
+        "GB",
+        "main process, s",
+        "actors, s",
+        "actors at most",
+    )
+    return Table(title, columns, lines)
+
+
+ITEM = Item("ray", TITLE, 20, measure)

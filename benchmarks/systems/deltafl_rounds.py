@@ -7,6 +7,7 @@ checkpoints on the way. There is no evaluation: `run.eval_every` is never reache
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def measure(spec: dict[str, Any]) -> None:
         short = config.override(**{"run.rounds": done, "run.eval_every": done})
         return deltafl.run(short, dataset=dataset).final_test_accuracy
 
-    clock = Clock(Gate(accuracy))
+    timer = time.process_time if spec.get("clock") == "processor" else time.perf_counter
+    clock = Clock(Gate(accuracy, timer))
     endless = config.override(**{"run.rounds": ENDLESS, "run.eval_every": ENDLESS})
     with tempfile.TemporaryDirectory(prefix="deltafl-benchmark-") as folder:
         deltafl.run(endless, out=Path(folder) / "run", dataset=dataset, listeners=[clock])
