@@ -11,8 +11,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := requirements/ci.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-federation fuzz browser lint types docs docs-serve bench bench-quick \
-	lock audit sbom clean
+.PHONY: help demo test test-federation fuzz browser nginx lint types docs docs-serve bench \
+	bench-quick lock audit sbom clean
 
 help: ## show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,9 +40,9 @@ test: $(STAMP) browser ## run all tests but the slow ones of test-federation
 	@echo "==> tests (unit, property, end to end; the real data sets are fetched once)"
 	@$(BIN)/pytest -n 2 --dist worksteal
 
-test-federation: $(STAMP) ## run the slow tests of clusters and federations of many processes
+test-federation: $(STAMP) nginx ## run the tests of clusters and federations of many processes
 	@echo "==> federations: real nodes, killed in the middle"
-	@$(BIN)/pytest -m federation
+	@$(BIN)/pytest -m federation -n 2 --dist loadfile
 
 fuzz: $(STAMP) ## hand every reader 100,000 inputs that nobody meant (an hour or two)
 	@$(PIP) --require-hashes --no-deps -r requirements/fuzz.lock
@@ -50,14 +50,25 @@ fuzz: $(STAMP) ## hand every reader 100,000 inputs that nobody meant (an hour or
 
 # The pages of deltafl report are tested in a real browser; pip cannot bring one.
 browser: ## install Debian's chromium for the tests, where that is possible
-	@if command -v chromium >/dev/null; then :; \
+	@$(call debian,chromium,the browser tests)
+
+# The proxy before a SuperLink is tested with the program that its guide names.
+nginx: ## install Debian's nginx for the tests, where that is possible
+	@$(call debian,nginx,the test of the proxy)
+
+# $(call debian,PROGRAM,TESTS): install a package unless it is there; without it tests are skipped.
+# Debian would start a server that it installs: the policy forbids that.
+define debian
+if PATH=$$PATH:/usr/sbin command -v $(1) >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo "==> chromium, for the tests of the pages: apt-get install chromium"; \
-		(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium) >/dev/null \
-			|| echo "==> chromium could not be installed: the browser tests will be skipped"; \
+		echo "==> $(1), for $(2): apt-get install $(1)"; \
+		(apt-get update && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+			apt-get install -y --no-install-recommends $(1)) >/dev/null \
+			|| echo "==> $(1) could not be installed: $(2) will be skipped"; \
 	else \
-		echo "==> no chromium, and no apt-get as root to install it: the browser tests will be skipped"; \
+		echo "==> no $(1), and no apt-get as root to install it: $(2) will be skipped"; \
 	fi
+endef
 
 lint: $(STAMP) ## check style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

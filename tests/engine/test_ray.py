@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from leftovers import nothing_left_behind, wait_until
 
 from deltafl import UserError, run
 from deltafl.cli import main
@@ -32,9 +32,10 @@ SMALL = """--federation.clients 6 --federation.samples 30 --federation.participa
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine(tmp_path_factory):
     """Ray takes some seconds to start: the quick tests share it."""
-    with RayEngine(2) as ray:
+    tmp_path_factory.getbasetemp()  # lies outside of what is looked at
+    with nothing_left_behind(), RayEngine(2) as ray:
         yield ray
 
 
@@ -79,29 +80,34 @@ class Unequal(Partition):
 
 
 @pytest.fixture
-def folder():
-    """A folder with a short name: Ray's sockets have long ones."""
-    path = Path(tempfile.mkdtemp(prefix="dr-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def scratch(tmp_path):
+    """The temporary folder of a test that starts processes of its own."""
+    with nothing_left_behind() as folder:
+        yield folder
 
 
 # The first of all: a process is connected to one cluster at a time, and `engine` stays connected.
 @pytest.mark.federation
-def test_a_node_that_dies_in_the_middle_of_a_round_changes_no_bit(small, folder, monkeypatch):
+def test_a_node_that_dies_in_the_middle_of_a_round_changes_no_bit(small, scratch, monkeypatch):
     from ray.cluster_utils import Cluster
 
+    folder = scratch / "cluster"
+    folder.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     setup = build_setup(small.override(**{"engine.fast": False, "task": "digits-mlp"}))
-    setup = replace(setup, partition=Unequal(6, few=800))  # long enough to be killed in the middle
-    tasks = [ClientTask(1 + client % 5, 1 + client // 5, 0.0) for client in range(36)]
+    setup = replace(setup, partition=Unequal(6, few=600))  # long enough to be killed in the middle
+    tasks = [ClientTask(1 + client % 5, 1 + client // 5, 0.0) for client in range(24)]
     with InlineEngine() as inline:
         weights = prepared(inline, setup)
         expected, evaluation = trained(inline, weights, tasks), inline.evaluate(weights)
     quickly = {
+        # A dead node refuses connections, which is noticed within seconds; one that is only slow,
+        # because the machine is busy, has a minute to answer.
         "health_check_initial_delay_ms": 0,
         "health_check_period_ms": 500,
-        "health_check_failure_threshold": 3,
+        "health_check_failure_threshold": 6,
+        "health_check_timeout_ms": 60_000,
+        "worker_niceness": 0,  # or anything else on this machine would keep the actors waiting
     }
     head = {"num_cpus": 1, "temp_dir": str(folder / "ray"), "_system_config": quickly}
     cluster = Cluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
@@ -122,12 +128,17 @@ def test_a_node_that_dies_in_the_middle_of_a_round_changes_no_bit(small, folder,
             # Two CPUs are left: the third actor waits for another node, and the others work.
             assert engine.evaluate(weights) == evaluation
             cluster.add_node(num_cpus=1)
-            deadline = time.monotonic() + 60
-            while any(actor.opening is not None for actor in engine._actors):
-                assert_same(trained(engine, weights, tasks), expected)
-                assert time.monotonic() < deadline
+            wait_until(lambda: all_are_open(engine, weights, tasks[:6]))
+            assert_same(trained(engine, weights, tasks), expected)
     finally:
         cluster.shutdown()
+        shutil.rmtree(folder)
+
+
+def all_are_open(engine, weights, tasks):
+    """Work a little, and tell whether all actors could have done it."""
+    trained(engine, weights, tasks)
+    return all(actor.opening is None for actor in engine._actors)
 
 
 VARIATIONS = [
@@ -334,58 +345,31 @@ def test_runs_have_the_same_bits_on_every_engine(engine, small, tmp_path, fields
     assert rows[0] == rows[1] == rows[2]
 
 
-def alive(marker: str) -> list[str]:
-    """Return the commands of all processes that inherited a word in their environment."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if marker.encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_bytes().decode(errors="replace"))
-            except OSError:
-                continue
-    return found
-
-
-def awaited(what: str, condition) -> None:
-    deadline = time.monotonic() + 150
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 @pytest.mark.federation
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 @pytest.mark.parametrize("how", ["end", "fault", "SIGINT", "SIGTERM", "SIGKILL"])
-def test_nothing_is_left_behind(folder, how):
+def test_nothing_is_left_behind(tmp_path, how):
     rounds = "3" if how in ("end", "fault") else "1000000"
     command = [sys.executable, "-m", "deltafl", "run", *SMALL, "--engine.workers", "2"]
-    command += ["--run.rounds", rounds, "--out", str(folder / "run")]
+    command += ["--run.rounds", rounds, "--out", str(tmp_path / "run")]
     if how == "fault":
         command += ["--client.optimizer", "torch.optim.SGD", "--client.options", "lr=-1"]
-    scratch = folder / "t"
-    scratch.mkdir()
-    shared = set(Path("/dev/shm").iterdir())
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-        start_new_session=True,
-    )
-    if how.startswith("SIG"):
-        metrics = folder / "run" / "metrics.jsonl"
-        awaited("a round", lambda: metrics.exists() and metrics.stat().st_size > 0)
-        if how == "SIGINT":  # as a terminal sends it, to everybody
-            os.killpg(process.pid, signal.SIGINT)
-        else:
-            process.send_signal(getattr(signal, how))
-    _, said = process.communicate(timeout=300)
-    codes = {"end": 0, "fault": 2, "SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}
-    assert process.returncode == codes[how], said
-    assert len(said.splitlines()) == (0 if how in ("end", "SIGKILL") else 1), said
-    awaited("the end of all processes", lambda: not alive(f"TMPDIR={scratch}"))
-    left = [path.name for path in scratch.iterdir()]
-    assert not [name for name in left if not name.startswith("torchinductor_")]  # torch's cache
-    assert not [new for new in set(Path("/dev/shm").iterdir()) - shared if "plasma" in new.name]
+    with nothing_left_behind():
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if how.startswith("SIG"):
+            metrics = tmp_path / "run" / "metrics.jsonl"
+            wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+            if how == "SIGINT":  # as a terminal sends it, to everybody
+                os.killpg(process.pid, signal.SIGINT)
+            else:
+                process.send_signal(getattr(signal, how))
+        _, said = process.communicate()
+        codes = {"end": 0, "fault": 2, "SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}
+        assert process.returncode == codes[how], said
+        assert len(said.splitlines()) == (0 if how in ("end", "SIGKILL") else 1), said
