@@ -16,7 +16,7 @@ PROC, SHARED = Path("/proc"), Path("/dev/shm")
 KINDS = ("plasma", "torch_", "psm_", "sem.")
 # Generous: what is waited for comes in seconds on an idle machine, and a minute after the kill of
 # a process whose descendants only look now and then whether it is still there.
-PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 900.0
 
 Found = TypeVar("Found")
 
