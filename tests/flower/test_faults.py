@@ -35,9 +35,9 @@ def test_nodes_that_come_late_or_are_slow_or_die_in_a_round_cost_their_updates_o
         key, public = certificates.write_node_key(federation.folder, "late")
         federation.control.register(public, "late")
         # How long honest nodes take on this machine says how long to wait for the others.
-        usual = Run(federation, tmp_path / "usual", CONFIG.override(**{"run.rounds": 1}))
+        usual = Run(federation, tmp_path / "usual", CONFIG.override(**{"run.rounds": 2}))
         assert usual.summary()["refused_updates"] == 0
-        seconds = max(15.0, 3 * usual.rounds()[0]["seconds"])
+        seconds = max(15.0, 3 * usual.rounds()[1]["seconds"])
         running = Run(federation, tmp_path / "run", config, Patience(seconds, seconds))
         wait_until(running.rounds)
         assert running.refused(2)[0] == "no node holds client 2"
