@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -59,10 +60,12 @@ def test_nodes_that_come_late_or_are_slow_or_die_in_a_round_cost_their_updates_o
 
 def works(node, scratch):
     """Whether a node's ClientApp is at work."""
-    return any(
-        "flwr-clientapp" in command and os.getpgid(pid) == node.pid
-        for pid, command in processes(scratch).items()
-    )
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        return any(
+            "flwr-clientapp" in command and os.getpgid(pid) == node.pid
+            for pid, command in processes(scratch).items()
+        )
+    return False
 
 
 # The owner of a node runs what he likes: these send what no honest client would.
