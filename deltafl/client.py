@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from deltafl import optim
 from deltafl.data.augment import Augmentation, unchanged
-from deltafl.data.dataset import Samples
+from deltafl.data.dataset import AnySamples
 from deltafl.models import Classifier
 from deltafl.objective import LocalLoss, Objective
 from deltafl.seeding import derive, torch_generator
@@ -64,7 +64,7 @@ class Updates:
 class Steps(Protocol):
     """How a client's steps are taken; a faster way computes the same up to rounding."""
 
-    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def step(self, inputs: Any, labels: Tensor) -> Tensor:
         """Take a step, and return the loss before it."""
 
     def metrics(self, loss: float, record: bool) -> ClientMetrics:
@@ -84,7 +84,7 @@ class OptimizerSteps:
         if isinstance(self._optimizer, optim.DeltaSGD | optim.SPS):
             self._optimizer.recording = True
 
-    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def step(self, inputs: Any, labels: Tensor) -> Tensor:
         """Take a step, and return the loss before it."""
 
         def closure() -> Tensor:
@@ -109,7 +109,7 @@ def train(
     model: Classifier,
     work: LocalWork,
     weights: Mapping[str, Tensor],
-    samples: Samples,
+    samples: AnySamples,
     memory: Mapping[str, Tensor] | None,
     seed: int,
     progress: float,
@@ -129,7 +129,8 @@ def train(
         steps = stepping(model, loss_of, work, progress)
         augmenting = torch_generator(seed, "augment")
         losses = []
-        for index in batches(len(samples), work, seed):
+        grouping = torch_generator(seed, "groups")
+        for index in samples.grouped(batches(len(samples), work, seed), grouping):
             inputs, labels = samples.batch(index)
             inputs = work.augment(inputs, augmenting)
             losses.append(steps.step(inputs.to(device), labels.to(device)))

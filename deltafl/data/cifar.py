@@ -15,7 +15,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from deltafl.data.files import damaged, exists, open_tar, read_exactly, take_exactly
+from deltafl.data.files import (
+    damaged,
+    exists,
+    open_tar,
+    plain_member,
+    read_exactly,
+    take_exactly,
+)
 from deltafl.data.parts import Bytes, Parts
 from deltafl.errors import UserError
 
@@ -68,12 +75,7 @@ class Binary:
 
     def _member(self, tar: tarfile.TarFile, archive: Path, name: str, size: int) -> Bytes:
         member = f"{self.unpacked}/{name}"
-        stream = None
-        # Only a plain file: links are not followed.
-        if member in tar.getnames() and tar.getmember(member).isreg():
-            stream = tar.extractfile(member)
-        if stream is None:
-            raise damaged(archive, f"has no file {member}")
+        stream = plain_member(tar, archive, member)
         return take_exactly(stream, size, f"{archive}: {member}")
 
     def _decode(self, content: Callable[[str, int], Bytes]) -> Parts:

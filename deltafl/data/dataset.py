@@ -1,29 +1,104 @@
 """What a client holds: a data set in memory, and the samples of it that one client trains on.
 
 Nothing outside `deltafl.data` looks into `Samples.inputs`: the rest of the package only counts
-samples and asks for batches, so a set of another kind (text, a mapping of tensors) fits the same
-seam.
+samples and asks for batches, so a set of another kind fits the same seam. `deltafl.data.text` has
+one whose batches are mappings of tensors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from deltafl.data.augment import Augmentation, augmentation
 from deltafl.errors import UserError
 from deltafl.tensorfile import digest
 
 MOST_CLASSES = 10**6
 
 Index = Tensor | npt.NDArray[np.int64] | Sequence[int]
+
+
+class Fields(dict[str, Tensor]):
+    """Inputs that are several tensors, each by the name the model knows it by."""
+
+    def to(self, device: torch.device | str) -> Fields:
+        """Return them on a device, as a single tensor would do it."""
+        return Fields({name: value.to(device) for name, value in self.items()})
+
+
+class AnyDataset(Protocol):
+    """What a run asks of a data set, of images or of text.
+
+    Of its splits, `train` and `test`, it reads the labels and the length; `samples` turns rows of
+    one into batches that the model understands.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def train(self) -> Any:
+        """The training split."""
+
+    @property
+    def test(self) -> Any:
+        """The test split."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the labels number."""
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of an image; None where samples are not images."""
+
+    @property
+    def part(self) -> str | None:
+        """What this is a part of, in words for results; None where it is the whole set."""
+
+    def augmentation(self, name: str | None) -> Augmentation:
+        """Return the augmentation of that name, or else the set's own."""
+
+    def samples(self, split: Any, index: Index | None = None) -> AnySamples:
+        """Return the rows of a split in `index`, or all of them."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a node has to know to feed data of its own to the model, for JSON."""
+
+    def by_value(self) -> AnyDataset:
+        """Return the set made to pickle by value, for machines that do not have its files."""
+
+    def fingerprint(self) -> str:
+        """Return a checksum of everything a run on this set depends on."""
+
+
+class AnySamples(Protocol):
+    """What a client asks of its samples."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor) -> tuple[Any, Tensor]:
+        """Return the inputs and the labels of some rows."""
+
+    def grouped(self, batches: Iterable[Tensor], generator: torch.Generator) -> Iterable[Tensor]:
+        """Return as many batches of the same rows, put together so that they cost least."""
+
+    def all_batches(self) -> Iterator[tuple[Any, Tensor]]:
+        """Yield all samples once, to evaluate on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +114,14 @@ class Samples:
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs and the labels of the rows in `index`, in that order."""
         return self.inputs.index_select(0, index), self.labels.index_select(0, index)
+
+    def grouped(self, batches: Iterable[Tensor], generator: torch.Generator) -> Iterable[Tensor]:
+        """Return the batches as they are: images of one size gain nothing by another order."""
+        return batches
+
+    def all_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all samples, at once, to evaluate on."""
+        yield self.inputs, self.labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +170,7 @@ class Dataset:
     std: tuple[float, ...]
     scale: float = 255.0
     augment: str = "none"
+    part: ClassVar[str | None] = None
     # Not an argument, so that `dataclasses.replace` drops it: a changed copy is no longer
     # what the files hold, and has to travel by value.
     _reopen: Callable[[], Dataset] | None = field(default=None, init=False, repr=False)
@@ -173,6 +257,10 @@ class Dataset:
         """What a stored zero becomes in each channel, for augmentations that pad images."""
         return tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
 
+    def augmentation(self, name: str | None) -> Augmentation:
+        """Return the augmentation of that name, or else the set's own, padding with black."""
+        return augmentation(name or self.augment, self.black)
+
     def samples(self, split: Split, index: Index | None = None) -> Samples:
         """Return the rows of `split` in `index` (all of them when None), normalised."""
         images, labels = split.inputs, split.labels
@@ -195,9 +283,18 @@ class Dataset:
         about = f"{digest(tensors)} {self.classes} {self.mean} {self.std} {self.scale}"
         return hashlib.sha256(f"{about} {self.augment}".encode()).hexdigest()
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a node has to know to feed images of its own to the model, for JSON."""
+        names = ("name", "shape", "classes", "mean", "std", "scale", "augment")
+        return {name: getattr(self, name) for name in names}
+
+    def by_value(self) -> Dataset:
+        """Return this set made to pickle by value, for machines that do not have its files."""
+        return Dataset(*self._values())
+
     def referring_to(self, reopen: Callable[[], Dataset]) -> Dataset:
         """Return this set made to pickle as a call of `reopen`, which must itself pickle."""
-        twin = Dataset(*self._values())
+        twin = self.by_value()
         object.__setattr__(twin, "_reopen", reopen)
         return twin
 

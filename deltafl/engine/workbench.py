@@ -29,6 +29,7 @@ def build_model(setup: Setup) -> Classifier:
         classes=setup.dataset.num_classes,
         width=setup.width,
         norm=setup.norm,
+        weights=setup.weights,
         fast=setup.fast,
         seed=derive(setup.seed, "model"),
     )
@@ -105,19 +106,23 @@ class Workbench:
 
     def evaluate(self, weights: Mapping[str, Tensor], start: int, stop: int) -> tuple[int, float]:
         """Return how many of a chunk are right, and the chunk's summed loss."""
-        dataset, held_out = self._setup.dataset, self._setup.held_out
-        if held_out is None:
-            samples = dataset.samples(dataset.test, torch.arange(start, stop))
-        else:
+        dataset, held_out, rows = self._setup.dataset, self._setup.held_out, self._setup.test_rows
+        if held_out is not None:
             samples = dataset.samples(dataset.train, held_out[start:stop])
-        inputs, labels = samples.batch(torch.arange(stop - start))
+        else:
+            few = torch.arange(start, stop) if rows is None else rows[start:stop]
+            samples = dataset.samples(dataset.test, few)
+        correct, total = 0, 0.0
         with client.one_thread(), torch.inference_mode():
             self.model.load_state_dict(weights)
             self.model.eval()
-            logits = self.model(inputs.to(self._setup.device))
-            labels = labels.to(logits.device)
-            loss = F.cross_entropy(logits, labels, reduction="none").double().sum()
-            return int((logits.argmax(1) == labels).sum()), float(loss)
+            for inputs, labels in samples.all_batches():
+                logits = self.model(inputs.to(self._setup.device))
+                known = labels.to(logits.device)
+                loss = F.cross_entropy(logits, known, reduction="none").double().sum()
+                correct += int((logits.argmax(1) == known).sum())
+                total += float(loss)
+        return correct, total
 
 
 def bundle_size(setup: Setup, model: Classifier) -> int:

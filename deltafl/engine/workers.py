@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection, reduction
 from typing import Any
 
@@ -30,6 +30,8 @@ from deltafl.errors import EXHAUSTED, UserError
 # A finished client waits in its slot until all before it are taken; more slots than workers keep
 # the workers busy when clients differ in size.
 SLOTS_PER_WORKER = 4
+# ... but a large model's weights should not fill the memory for that.
+SLOT_BYTES = 256 << 20
 # A worker that has its next job already need not wait for the main process to wake up.
 JOBS_AHEAD = 2
 MAX_TRIES = 3
@@ -94,11 +96,14 @@ def available_cores() -> int:
 class _Run:
     """What all workers share of a run: its set-up, and places for weights."""
 
-    def __init__(self, setup: Setup, slots: int) -> None:
+    def __init__(self, setup: Setup, workers: int) -> None:
         self.content, self.layout, self.data = pack(setup)
         model = build_model(setup)
         self.bundle = bundle_size(setup, model)
-        self.places = Places.of(model.state_dict(), self.bundle, slots)
+        self.places = Places.of(model.state_dict(), self.bundle, workers)
+        fitting = SLOT_BYTES // self.places.bundle.size
+        slots = max(workers + 1, min(fitting, SLOTS_PER_WORKER * workers))
+        self.places = replace(self.places, slots=slots)
         self.memory = SharedMemory.create(self.places.size)
         self.weights = self.places.global_weights(self.memory.bytes)
         self.slots = self.places.bundles(self.memory.bytes)
@@ -139,7 +144,7 @@ class WorkersEngine:
         """Send the run to the workers and lay out the shared memory for its model."""
         if self._run is not None:
             self._run.close()
-        self._run = _Run(setup, SLOTS_PER_WORKER * self._count)
+        self._run = _Run(setup, self._count)
         for place in range(self._count):
             self._open(place)
 

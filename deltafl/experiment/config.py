@@ -69,6 +69,12 @@ class ModelConfig(Strict):
         None, description="channels (resnet) or hidden units (mlp)"
     )
     norm: Literal["batch", "group"] | None = Field(None, description="normalisation of a resnet")
+    weights: str | None = Field(
+        None, description="folder or hub name of a text model's pretrained weights"
+    )
+    max_tokens: Annotated[int, Field(ge=2, le=2**16)] | None = Field(
+        None, description="length that texts are cut to; none: 128"
+    )
 
 
 class ClientConfig(Strict):
@@ -114,6 +120,9 @@ class RunConfig(Strict):
     eval_every: Count = Field(1, description="rounds between two evaluations on the test set")
     evaluate_on: Literal["test", "validation"] = Field(
         "test", description="validation: a tenth of the training set, held out of the federation"
+    )
+    test_samples: Size | None = Field(
+        None, description="evaluate on so many test samples, drawn from the seed; none: on all"
     )
     record_step_sizes: bool = Field(False, description="keep every client's step sizes")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|xpu|mps)(:\d+)?)$")] = Field(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from deltafl import engine as engines
-from deltafl.data.dataset import Dataset
+from deltafl.data.dataset import AnyDataset
 from deltafl.engine import Engine
 from deltafl.errors import UserError, explained
 from deltafl.experiment.config import Config
@@ -56,7 +56,7 @@ def run(
     config: Config,
     *,
     out: Path | str | None = None,
-    dataset: Dataset | None = None,
+    dataset: AnyDataset | None = None,
     engine: Engine | None = None,
     listeners: Sequence[Listener] = (),
 ) -> Result:
@@ -164,5 +164,6 @@ def _summary(rounds: Rounds, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "run": rounds.config.hash,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "native_kernels": rounds.native,
+        **({"data": rounds.data_part} if rounds.data_part else {}),
         "versions": {"deltafl": __version__, "torch": torch.__version__},
     }

@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltafl import data, objective
+from deltafl import data, models, objective
 from deltafl.client import LocalWork
-from deltafl.data.augment import augmentation
-from deltafl.data.dataset import Dataset
+from deltafl.data.dataset import AnyDataset
 from deltafl.data.partition import Partition, make_partition
 from deltafl.engine import Setup
 from deltafl.errors import UserError
@@ -18,7 +17,7 @@ from deltafl.seeding import numpy_generator
 
 
 def build_partition(
-    config: Config, dataset: Dataset, rows: npt.NDArray[np.int64] | None = None
+    config: Config, dataset: AnyDataset, rows: npt.NDArray[np.int64] | None = None
 ) -> Partition:
     """Spread the training set, or some rows of it, over the clients."""
     federation = config.federation
@@ -38,7 +37,7 @@ def build_partition(
 class Within(Partition):
     """A partition of some rows of the training set."""
 
-    def __init__(self, dataset: Dataset, rows: npt.NDArray[np.int64], inner: Partition) -> None:
+    def __init__(self, dataset: AnyDataset, rows: npt.NDArray[np.int64], inner: Partition) -> None:
         super().__init__(dataset.train.labels.numpy(), dataset.num_classes, inner.clients)
         self._rows = rows
         self._inner = inner
@@ -52,7 +51,7 @@ class Within(Partition):
         return self._inner.size(client)
 
 
-def hold_out(config: Config, dataset: Dataset) -> tuple[npt.NDArray[np.int64], ...]:
+def hold_out(config: Config, dataset: AnyDataset) -> tuple[npt.NDArray[np.int64], ...]:
     """Split the training rows into those of the federation and a tenth to validate on."""
     generator = numpy_generator(config.run.seed, "validation")
     order = generator.permutation(len(dataset.train))
@@ -60,12 +59,23 @@ def hold_out(config: Config, dataset: Dataset) -> tuple[npt.NDArray[np.int64], .
     return np.sort(order[tenth:]), np.sort(order[:tenth])
 
 
-def build_setup(config: Config, dataset: Dataset | None = None) -> Setup:
+def draw_test_rows(config: Config, dataset: AnyDataset) -> npt.NDArray[np.int64] | None:
+    """Return the test samples to evaluate on, where they are not all."""
+    wanted, there = config.run.test_samples, len(dataset.test)
+    if wanted is None or wanted >= there:
+        return None
+    generator = numpy_generator(config.run.seed, "test samples")
+    return np.sort(generator.choice(there, wanted, replace=False))
+
+
+def build_setup(config: Config, dataset: AnyDataset | None = None) -> Setup:
     """Return everything an engine needs to run the configuration's clients."""
     if dataset is None:
         if config.data_sha256 is not None or config.dataset_name == OWN_DATA:
             raise UserError(f"{config.task} runs on data of its own: give it as run(dataset=...)")
-        dataset = data.load(config.dataset_name)
+        model = config.model
+        tokenizer = models.tokenizer(config.model_name, model.weights, model.max_tokens)
+        dataset = data.load(config.dataset_name, tokenizer=tokenizer)
     if len(dataset.test) == 0:
         raise UserError(f"data set {dataset.name!r} has no test samples: give at least one")
     client = config.client
@@ -78,6 +88,7 @@ def build_setup(config: Config, dataset: Dataset | None = None) -> Setup:
         model=config.model_name,
         width=config.model.width,
         norm=config.model.norm,
+        weights=config.model.weights,
         work=LocalWork(
             objective=objective.build(client.objective, client.objective_options),
             optimizer=client.optimizer,
@@ -86,13 +97,14 @@ def build_setup(config: Config, dataset: Dataset | None = None) -> Setup:
             epochs=client.epochs,
             batch_size=client.batch_size,
             keep_last=client.last_batch == "keep",
-            augment=augmentation(client.augment or dataset.augment, dataset.black),
+            augment=dataset.augmentation(client.augment),
             record_step_sizes=config.run.record_step_sizes,
         ),
         seed=config.run.seed,
         fast=config.engine.fast,
         device=resolve_device(config.run.device),
         held_out=held_out,
+        test_rows=draw_test_rows(config, dataset),
     )
 
 

@@ -74,6 +74,7 @@ class Rounds:
         self._trainable = trainable_names(model)
         # Asked here first, so that the kernels are compiled once and not by every worker.
         self.native = model.native
+        self.data_part = setup.dataset.part
         self.server = self._serve(weights_of(model))
         engine.open(setup)
 
@@ -159,7 +160,8 @@ class Rounds:
         """Return all that the next round depends on, as tensors and JSON."""
         tensors = {f"weights/{name}": value for name, value in self.weights.items()}
         tensors |= {f"server/{name}": v for name, v in self.server.state_tensors().items()}
-        return tensors, {"round": self.done, "run": self.config.hash, "native": self.native}
+        about = {"round": self.done, "run": self.config.hash, "native": self.native}
+        return tensors, about | ({"data": self.data_part} if self.data_part else {})
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Continue from a state that `state` returned."""
@@ -176,6 +178,8 @@ class Rounds:
                 if about.get("native")
                 else "it was computed without compiled kernels; set DELTAFL_NATIVE=0 to go on so"
             )
+        elif about.get("data") != self.data_part:
+            reason = f"it was trained on {about.get('data') or 'the whole data set'}"
         if reason is not None:
             raise UserError(f"the checkpoint does not fit this run ({reason}): delete it")
         self.server = self._serve(weights)

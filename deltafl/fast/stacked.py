@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from deltafl.client import LocalWork, Updates, local_steps, one_thread, sample_order
 from deltafl.data.augment import unchanged
-from deltafl.data.dataset import Samples
+from deltafl.data.dataset import AnySamples
 from deltafl.fast.rules import Point, build_rule, client_metrics, has_rule
 from deltafl.models import Classifier
 from deltafl.objective import CrossEntropy, FedProx
@@ -49,7 +49,7 @@ def train(
     model: Classifier,
     work: LocalWork,
     weights: Point,
-    samples: Samples,
+    samples: AnySamples,
     sizes: Sequence[int],
     seeds: Sequence[int],
     progress: float,

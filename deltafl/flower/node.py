@@ -20,8 +20,8 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
-from deltafl import optim
-from deltafl.data import Dataset, Partition, Split
+from deltafl import models, optim
+from deltafl.data import AnyDataset, Dataset, Partition, Split, TextDataset
 from deltafl.engine import Setup
 from deltafl.errors import UserError
 from deltafl.experiment import Config
@@ -95,7 +95,7 @@ class Node:
         """Return what the node needs for its client's work."""
         if not self.own_data:
             return build_setup(config)
-        dataset = self.dataset(facts)
+        dataset = self.dataset(config, facts)
         # One client with everything: how others' data is spread is not known here.
         alone = config.override(
             **{
@@ -109,11 +109,15 @@ class Node:
         whole = Whole(dataset.train.labels.numpy(), dataset.num_classes, config.federation.clients)
         return replace(build_setup(alone, dataset), partition=whole)
 
-    def dataset(self, text: str) -> Dataset:
+    def dataset(self, config: Config, text: str) -> AnyDataset:
         """Return the node's own data, fed to the model as the server's facts say."""
-        facts = validated(Facts, _json(text), "from the server")
-        images, labels = self._load()
-        split = Split(images, labels)
+        tree = _json(text)
+        inputs, labels, where = self._load()
+        if tree.get("text") is True:
+            return _text_set(config, validated(TextFacts, tree, "from the server"), inputs, labels)
+        facts = validated(Facts, tree, "from the server")
+        images, numbers = _tensors(inputs, labels, where)
+        split = Split(images, numbers)
         if tuple(images.shape[1:]) != facts.shape:
             raise UserError(
                 f"this node's images are {tuple(images.shape[1:])}, but the model takes "
@@ -131,16 +135,38 @@ class Node:
             facts.augment,
         )
 
-    def _load(self) -> tuple[Tensor, Tensor]:
+    def _load(self) -> tuple[Any, Any, str]:
+        """Return the owner's inputs and labels, and where they come from."""
         if self.loader is not None:
             module, _, name = self.loader.partition(":")
             try:
-                images, labels = getattr(importlib.import_module(module), name)()
+                inputs, labels = getattr(importlib.import_module(module), name)()
             except Exception as error:  # the owner's code may raise anything
                 raise UserError(f"loader {self.loader!r} failed: {error}") from error
-            return _tensors(images, labels, self.loader)
+            return inputs, labels, self.loader
         assert self.data is not None
-        return read_arrays(Path(self.data).expanduser())
+        return *_arrays(Path(self.data).expanduser()), self.data
+
+
+class TextFacts(Strict):
+    """What the server says of a text set; checked like any other input."""
+
+    name: str
+    classes: tuple[str, ...]
+    text: bool
+
+
+def _text_set(config: Config, facts: TextFacts, inputs: Any, labels: Any) -> TextDataset:
+    """Put a node's own texts into the tokens of the model."""
+    texts = np.asarray(inputs)
+    if texts.ndim != 1 or texts.dtype.kind != "U":
+        raise UserError("this node's inputs are no texts, but the model reads text: give strings")
+    tokenizer = models.tokenizer(config.model_name, config.model.weights, config.model.max_tokens)
+    if tokenizer is None:
+        raise MalformedError(f"the data is text, and model {config.model_name!r} takes images")
+    pair = texts.tolist(), np.asarray(labels).tolist()
+    # Nobody evaluates a test set here, but a data set has one.
+    return TextDataset.from_texts(facts.name, pair, pair, tokenizer, classes=facts.classes)
 
 
 class Facts(Strict):
@@ -168,7 +194,12 @@ class Whole(Partition):
 
 
 def read_arrays(path: Path) -> tuple[Tensor, Tensor]:
-    """Read `inputs` and `labels` from an .npz or .safetensors file, or a folder of .npy files."""
+    """Read images and labels from an .npz or .safetensors file, or a folder of .npy files."""
+    return _tensors(*_arrays(path), str(path))
+
+
+def _arrays(path: Path) -> tuple[Any, Any]:
+    """Read `inputs` and `labels`, whatever they are."""
     names = ("inputs", "labels")
     try:
         if path.is_dir():
@@ -188,7 +219,7 @@ def read_arrays(path: Path) -> tuple[Tensor, Tensor]:
         raise UserError(f"cannot read the data {path}: {_reason(error)}") from None
     if missing:
         raise UserError(f"{path} has no array {missing[0]}: it needs inputs and labels")
-    return _tensors(arrays["inputs"], arrays["labels"], str(path))
+    return arrays["inputs"], arrays["labels"]
 
 
 def _check_archive(path: Path) -> None:

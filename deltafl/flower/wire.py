@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from torch import Tensor
 
 from deltafl.client import ClientMetrics
-from deltafl.data import Dataset
+from deltafl.data import AnyDataset
 from deltafl.engine import Evaluation
 from deltafl.optim import StepRecord
 from deltafl.version import __version__
@@ -261,16 +261,6 @@ def _steps(record: MetricRecord) -> list[StepRecord]:
     return [StepRecord(first, second, eta or 0.0, theta) for first, second, eta, theta in rows]
 
 
-def facts_of(dataset: Dataset) -> str:
+def facts_of(dataset: AnyDataset) -> str:
     """Return what a node needs to feed data of its own to the model, as JSON."""
-    return json.dumps(
-        {
-            "name": dataset.name,
-            "shape": dataset.shape,
-            "classes": dataset.classes,
-            "mean": dataset.mean,
-            "std": dataset.std,
-            "scale": dataset.scale,
-            "augment": dataset.augment,
-        }
-    )
+    return json.dumps(dataset.facts())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, baddbmm, nn
 
@@ -36,7 +37,7 @@ class Classifier(nn.Module):
         """
         raise NotImplementedError
 
-    def represent(self, inputs: Tensor) -> Tensor:
+    def represent(self, inputs: Any) -> Tensor:
         """Return the input of the last linear layer, [N, D], before any dropout on it."""
         raise NotImplementedError
 
@@ -44,8 +45,8 @@ class Classifier(nn.Module):
         """Return the logits, [N, classes], of a representation."""
         raise NotImplementedError
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of a batch."""
+    def forward(self, inputs: Any) -> Tensor:
+        """Return the logits of a batch: a tensor, or `Fields` of them for a model of text."""
         return self.classify(self.represent(inputs))
 
 

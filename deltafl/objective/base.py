@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from deltafl.models import Classifier
 
-LocalLoss = Callable[[Tensor, Tensor], Tensor]
+LocalLoss = Callable[[Any, Tensor], Tensor]
 """(inputs, labels) -> the mean loss of a batch at the model's current weights.
 
 A pure function of the weights, the batch and the global random state: Delta-SGD calls it at

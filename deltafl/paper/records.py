@@ -59,6 +59,7 @@ class Record(Strict):
     finished: str
     hardware: str
     native_kernels: bool
+    data: str | None = Field(None, description="the part of the data set, where not all of it")
     versions: dict[str, str]
     curve: list[tuple[int, Fraction]]
     steps: Steps | None = None
@@ -91,6 +92,7 @@ def record(result: Result, scale: str) -> Record:
         finished=summary["finished"],
         hardware=_hardware(),
         native_kernels=summary["native_kernels"],
+        data=summary.get("data"),
         versions=summary["versions"],
         curve=curve,
         steps=_steps(result.metrics) if config.run.record_step_sizes else None,

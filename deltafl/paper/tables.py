@@ -42,7 +42,16 @@ def coverage(item: Item, cells: Sequence[Result]) -> str:
         shown = list(settings)[:4]
         more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
         text += f" Missing in {', '.join(shown)}{more}."
-    return text
+    return " ".join([text, *_provisos(item, cells)])
+
+
+def _provisos(item: Item, cells: Sequence[Result]) -> Iterator[str]:
+    """Say what stands between our numbers and theirs: another model, or a part of the data."""
+    if item.stand_in:
+        yield item.stand_in
+    found = {(row.task, row.data) for cell in cells for row in cell.records if row.data}
+    for task, part in sorted(found):
+        yield f"{task}: trained on {part}."
 
 
 _NOTE = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from deltafl import data
-from deltafl.data.dataset import Dataset
+from deltafl.data.dataset import AnyDataset
 from deltafl.errors import UserError
 from deltafl.experiment.config import OWN_DATA, Config
 from deltafl.experiment.federation import build_partition, hold_out
@@ -32,7 +32,7 @@ class Partitions:
     """The holdings of federations, each worked out once. Nothing is ever downloaded."""
 
     def __init__(self) -> None:
-        self._datasets: dict[str, Dataset | str] = {}
+        self._datasets: dict[str, AnyDataset | str] = {}
         self._known: dict[str, Holdings | str] = {}
 
     def of(self, runs: Sequence[RunView]) -> dict[str, Holdings | str]:
@@ -64,7 +64,7 @@ class Partitions:
             return f"This federation cannot be dealt again: {error}."
         return Holdings(dataset.classes, counts.tolist(), config.federation.clients)
 
-    def _dataset(self, config: Config) -> Dataset | str:
+    def _dataset(self, config: Config) -> AnyDataset | str:
         name = config.dataset_name
         if config.data_sha256 is not None or name == OWN_DATA:
             return "Its data was given in Python, and is not kept with the run."

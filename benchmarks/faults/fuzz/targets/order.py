@@ -42,7 +42,7 @@ def _run(content: bytes, folder: Path) -> None:
     order = read_order(SimpleNamespace(content=RecordDict({CONFIG: record})))  # type: ignore[arg-type]
     config = node.config(order)
     assert node.memory_of(config).parent == folder / "memory"
-    node.dataset(order.facts)
+    node.dataset(config, order.facts)
 
 
 def _seeds() -> Sequence[bytes]:
