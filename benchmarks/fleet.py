@@ -8,12 +8,15 @@ from typing import Any
 from benchmarks.federation import CORES, files
 from benchmarks.session import System
 
+SLOW = 3600.0
+"""Seconds to wait for a round of a large model."""
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def deltafl(fields: Mapping[str, Any], name: str = "deltafl", **spec: object) -> System:
     """Return deltafl on a configuration."""
-    return System(name, "deltafl_rounds", {"config": dict(fields), **spec})
+    return System(name, "deltafl_rounds", {"config": dict(fields), **spec}, timeout=SLOW)
 
 
 def deltafl_on_ray(fields: Mapping[str, Any], name: str = "deltafl on Ray") -> System:
@@ -62,6 +65,12 @@ def flower(fields: Mapping[str, Any]) -> System:
     spec = {"folder": str(files(fields)), "processes": CORES}
     name = f"Flower on Ray, {CORES} actors"
     return System(name, "flower_rounds", spec, ONE_THREAD, peer="flower", lasting=False)
+
+
+def text_loop(fields: Mapping[str, Any]) -> System:
+    """Return a plain transformers loop over the samples of one client."""
+    spec = {"config": dict(fields)}
+    return System("transformers, padded to 128", "text_loop", spec, ONE_THREAD, timeout=SLOW)
 
 
 def resnet_steps(*, channels_last: bool, compiled: bool, steps: int, batch: int) -> System:

@@ -21,7 +21,9 @@ from deltafl import data, models, objective, optim, server
 from deltafl.cli import arguments
 from deltafl.cli.command import Command
 from deltafl.data.catalog import CATALOG
+from deltafl.data.text.catalog import TEXTS
 from deltafl.experiment import Config
+from deltafl.models import pretrained
 
 ROOT = Path(__file__).parent.parent
 
@@ -184,12 +186,25 @@ def data_sets() -> str:
         )
         for entry in CATALOG.values()
     )
-    return _table(("name", "train", "test", "classes", "C×H×W", "MB decoded"), rows)
+    texts = (
+        (
+            f"`{entry.name}`",
+            f"{entry.whole.train:,}",
+            f"{entry.whole.test:,}",
+            str(len(entry.classes)),
+            "text",
+            "–",
+        )
+        for entry in TEXTS.values()
+    )
+    head = ("name", "train", "test", "classes", "C×H×W", "MB decoded")
+    return _table(head, [*rows, *texts])
 
 
 def data_licences() -> str:
     """What may be done with a data set, and whom to cite."""
-    rows = ((f"`{entry.name}`", entry.licence, entry.citation) for entry in CATALOG.values())
+    entries = (*CATALOG.values(), *TEXTS.values(), *pretrained.CATALOG.values())
+    rows = ((f"`{entry.name}`", entry.licence, entry.citation) for entry in entries)
     return _table(("name", "licence", "cite"), rows)
 
 
@@ -205,6 +220,14 @@ def data_sources() -> str:
         kind = type(entry.registry).__name__.lower()
         registry = "none" if entry.registry is None else f"{kind} `{entry.registry.package}`"
         rows.append((f"`{entry.name}`", folders, ", ".join(hosts) or "none", registry))
+    for text in TEXTS.values():
+        folders = ", ".join(f"`{folder}`" for folder in text.folders)
+        urls = [file.url for file in text.whole.files if file.url]
+        hosts = sorted({url.split("/")[2] for url in urls})
+        rows.append((f"`{text.name}`", folders, ", ".join(hosts), "none"))
+    for weights in pretrained.CATALOG.values():
+        registry = "none" if weights.package is None else f"pip `{weights.package[0]}`"
+        rows.append((f"`{weights.name}`", f"`{weights.name}`", "the hub, when asked", registry))
     head = ("name", "1. folders below a data folder", "2. canonical host", "3. package client")
     return _table(head, rows)
 
@@ -217,6 +240,17 @@ def digests() -> str:
         for part, digest in entry.digests.items()
     )
     return _table(("set", "array", "SHA-256 of its bytes"), rows)
+
+
+def text_files() -> str:
+    """The files a text set comes in, and the checksum each is held to."""
+    rows = (
+        (f"`{entry.name}`", f"`{file.name}`", edition.part or "all of it", f"`{file.checksum}`")
+        for entry in TEXTS.values()
+        for edition in entry.editions
+        for file in edition.files
+    )
+    return _table(("set", "file", "what it holds", "checksum"), rows)
 
 
 def members(module: str, *first: str) -> str:
@@ -282,6 +316,7 @@ INSERTS: dict[str, Callable[..., str]] = {
         data_licences,
         data_sources,
         digests,
+        text_files,
         members,
     )
 }

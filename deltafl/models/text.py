@@ -21,6 +21,8 @@ from deltafl.errors import UserError
 from deltafl.models.base import Classifier
 from deltafl.models.pretrained import missing_extra
 
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+
 MAX_TOKENS = 128
 """What a text is cut to where the configuration does not say."""
 
@@ -88,6 +90,9 @@ class PretrainedTokenizer:
 
     def __init__(self, folder: Path, max_tokens: int = MAX_TOKENS) -> None:
         library = transformers(folder.name)
+        # The library would make one up that knows no word.
+        if not any((folder / name).is_file() for name in VOCABULARIES):
+            raise UserError(f"{folder} has no tokenizer: it needs one of {', '.join(VOCABULARIES)}")
         try:
             found = library.AutoTokenizer.from_pretrained(
                 str(folder), use_fast=True, trust_remote_code=False, local_files_only=True

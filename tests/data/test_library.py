@@ -241,7 +241,8 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 
 
 def test_names_are_the_catalogs() -> None:
-    assert data.names() == ("digits", "mnist", "fmnist", "cifar10", "cifar100")
+    images = ("digits", "mnist", "fmnist", "cifar10", "cifar100")
+    assert data.names() == (*images, "agnews", "dbpedia")
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "fmnist", "cifar10", "cifar100"])

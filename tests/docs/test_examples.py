@@ -22,9 +22,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from deltafl import data
 from deltafl.cli import COMMANDS, arguments, main, paper
 from deltafl.cli.command import Command, read
+from deltafl.cli.data import known_names
 from deltafl.engine import InlineEngine
 from deltafl.experiment import Config
 
@@ -94,7 +94,7 @@ def check(words: list[str]) -> None:
     elif command is paper.COMMAND:
         paper.ACTIONS[rest[0]].read(rest[1:])
     else:
-        assert set(rest[1:]) <= {*data.names(), "all"}, f"no such data set in {words}"
+        assert set(rest[1:]) <= {*known_names(), "all"}, f"no such data set in {words}"
         assert rest[0] in ("list", "get", "verify"), f"no such action in {words}"
 
 

@@ -70,7 +70,6 @@ def test_showing_what_was_never_run_shows_the_papers_numbers(tmp_path, capsys):
         (["run", "table-9"], "table-9"),
         (["show", "table-1", "--scale", "huge"], "scale"),
         (["run", "table-1", "--only", "mnist"], "--only"),
-        (["run", "table-2a"], "agnews"),
         (["figure", "table-1"], "nothing of table-1 has been run"),
         (["dance"], "dance"),
     ],

@@ -12,7 +12,7 @@ from deltafl.paper.numbers import Number
 from deltafl.paper.only import Only
 from deltafl.paper.recipes import ITEMS, Case
 from deltafl.paper.records import Record, Records, record
-from deltafl.paper.scale import PAPER
+from deltafl.paper.scale import LAPTOP, PAPER
 from deltafl.paper.tables import coverage, to_csv, to_latex, to_markdown, to_rich
 
 
@@ -51,6 +51,20 @@ def test_a_record_keeps_what_a_run_found(small):
     assert row.tail == pytest.approx(row.curve[-1][1])  # round 20 alone lies past round 18
     assert [round_ for round_, _ in row.curve] == list(range(2, 21, 2))
     assert row.steps is None
+
+
+def test_a_part_of_the_data_is_told_below_the_table():
+    item = ITEMS["table-2a-minilm"]
+    rows = [made(config, 0.5, "laptop") for _, config in item.runs(LAPTOP, {})]
+    rows = [row.model_copy(update={"data": "a part"}) for row in rows if "agnews" in row.task]
+    cells = [
+        Result(case, "laptop", (row,), 1, item.theirs(case))
+        for case, row in zip(item.cases, rows, strict=False)
+    ]
+    text = to_markdown(item, cells)
+    assert "agnews-minilm: trained on a part." in text
+    assert "DistilBERT" in text
+    assert "trained on" not in to_markdown(ITEMS["table-1"], [])
 
 
 def test_step_sizes_are_those_of_the_first_client_of_a_round(small):
