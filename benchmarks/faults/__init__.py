@@ -1,1 +1,1 @@
-"""Attacks on deltafl's promises that take longer than a test: kills, load, bad bytes and bad clients."""
+"""Attacks on the promises that take longer than a test: kills, load, bad bytes, bad clients."""
