@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from deltafl import Config, data, models
 from deltafl.data.text.catalog import TEXTS
@@ -65,7 +66,9 @@ def tiny_distilbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=32, initializer_range=0.2,
     )  # fmt: skip
     # As the published weights: of another task, without a classifier.
-    DistilBertForMaskedLM(config).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        DistilBertForMaskedLM(config).save_pretrained(folder)
     return folder
 
 

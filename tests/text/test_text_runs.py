@@ -48,9 +48,16 @@ def test_engines_agree_bit_for_bit(small_text, texts, two_workers, optimizer, ob
 
 def test_it_learns(small_text, texts):
     config = small_text.override(
-        **{"run.rounds": 5, "client.optimizer": "adam", "client.lr": 0.01, "client.epochs": 4}
+        **{
+            "run.rounds": 6,
+            "client.optimizer": "adam",
+            "client.lr": 0.01,
+            "client.epochs": 3,
+            "federation.participation": 1.0,
+            "federation.alpha": 100.0,
+        }
     )
-    assert run(config, dataset=texts).final_test_accuracy > 0.8
+    assert run(config, dataset=texts).final_test_accuracy > 0.8  # a third is chance
 
 
 class Crash(Exception):
