@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -141,3 +141,10 @@ def _members_of_list(annotation: Any) -> list[Any]:
 def config_of(options: Config) -> Config:
     """Return the configuration without what only the command knows."""
     return Config.model_validate(options.model_dump(include=set(Config.model_fields)))
+
+
+def refusals(summary: Mapping[str, Any]) -> str:
+    """Say how many updates were refused, and how many rounds were left with none, if any."""
+    refused, unchanged = summary["refused_updates"], summary.get("unchanged_rounds", 0)
+    text = f", {refused} updates refused" if refused else ""
+    return text + (f", {unchanged} rounds without any kept the old weights" if unchanged else "")

@@ -55,6 +55,8 @@ def execute(options: CompareOptions) -> None:
     write_atomically(options.out / "table.csv", report.to_csv(summary).encode())
     console.print(report.to_rich(summary))
     console.print(report.sentence(summary), soft_wrap=True, markup=False)
+    for line in comparison.diverged():
+        console.print(line, soft_wrap=True, markup=False)
     console.print(
         f"table {options.out / 'table.md'}, picture {figures[1]}", soft_wrap=True, markup=False
     )

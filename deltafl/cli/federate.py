@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from deltafl.cli.command import Command, config_of, console
+from deltafl.cli.command import Command, config_of, console, refusals
 from deltafl.cli.progress import RunProgress
 from deltafl.engine import Evaluation
 from deltafl.errors import UserError
@@ -159,11 +159,10 @@ def _report(row: dict[str, Any]) -> RoundReport:
 
 
 def _show(config: Config, summary: dict[str, Any], folder: str) -> None:
-    refused = summary["refused_updates"]
     _say(
         f"{config.task}, {config.client.optimizer}: {config.run.evaluate_on} accuracy "
         f"{summary['final_test_accuracy']:.2%} after {summary['rounds']} rounds "
-        f"({summary['seconds']:.1f} s)" + (f", {refused} updates refused" if refused else "")
+        f"({summary['seconds']:.1f} s){refusals(summary)}"
     )
     _say(f"weights_sha256 {summary['weights_sha256']}")
     _say(f"run folder {folder}")

@@ -87,6 +87,8 @@ class RunProgress:
         details = f"{self._evaluation}{step}{speed:.0f} clients/s"
         if report.refused:
             details += f"  [red]{len(report.refused)} refused[/]"
+        if report.unchanged:
+            details += "  [red]no update left: old weights kept[/]"
         self._progress.update(self._rounds, completed=report.round, details=details)
         if self._runs is not None:
             self._progress.advance(self._runs, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from deltafl.cli.command import Command, config_of, console
+from deltafl.cli.command import Command, config_of, console, refusals
 from deltafl.cli.tracking import TRACK, Watching
 from deltafl.experiment import Config, run
 
@@ -25,11 +25,10 @@ def execute(options: RunOptions) -> None:
     with Watching(console, options.track, lambda _: folder) as watching:
         result = run(config, out=folder, listeners=[watching])
     summary = result.summary
-    refused = summary["refused_updates"]
     console.print(
         f"{config.task}, {config.client.optimizer}: {config.run.evaluate_on} accuracy "
         f"{summary['final_test_accuracy']:.2%} after {summary['rounds']} rounds "
-        f"({summary['seconds']:.1f} s)" + (f", {refused} updates refused" if refused else ""),
+        f"({summary['seconds']:.1f} s){refusals(summary)}",
         soft_wrap=True,
         markup=False,
     )

@@ -42,6 +42,8 @@ def execute(options: TuneOptions) -> None:
     place = options.out / "learning-rates.toml"
     write_atomically(place, tomli_w.dumps({"learning_rates": rates}).encode())
     console.print(_table(comparison, rates))
+    for line in comparison.diverged():
+        console.print(line, soft_wrap=True, markup=False)
     console.print(
         f"learning rates {place}: give it to deltafl compare --learning-rates",
         soft_wrap=True,

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from deltafl.experiment.comparison import Comparison, compare, tune
 from deltafl.experiment.config import Config
-from deltafl.experiment.execute import Listener, Result, run
+from deltafl.experiment.execute import DivergedError, Listener, Result, run
 
-__all__ = ["Comparison", "Config", "Listener", "Result", "compare", "run", "tune"]
+__all__ = ["Comparison", "Config", "DivergedError", "Listener", "Result", "compare", "run", "tune"]

@@ -18,7 +18,7 @@ from deltafl import engine as engines
 from deltafl import optim
 from deltafl.errors import UserError
 from deltafl.experiment.config import Config, read_toml
-from deltafl.experiment.execute import Listener, Result, run
+from deltafl.experiment.execute import DivergedError, Listener, Result, divergence, run
 from deltafl.untrusted import brief
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ class Comparison:
         return _frame(
             _setting(r.config) | {"final_accuracy": r.final_test_accuracy} for r in self.results
         )
+
+    def diverged(self) -> list[str]:
+        """Return a line for every run whose global weights diverged; it counts as they score."""
+        return [
+            f"{r.config.run_name}: {divergence(r)}" for r in self.results if "diverged" in r.summary
+        ]
 
     def curves(self) -> pd.DataFrame:
         """Return a row a run and evaluated round."""
@@ -166,12 +172,15 @@ def run_all(configs: Sequence[Config], out: Path | str, watcher: Watcher | None)
     results = []
     with engines.build(chosen.kind, chosen.workers, chosen.address) as engine:
         for config in configs:
-            result = run(
-                config,
-                out=Path(out) / config.run_name,
-                engine=engine,
-                listeners=[watcher] if watcher is not None else (),
-            )
+            try:
+                result = run(
+                    config,
+                    out=Path(out) / config.run_name,
+                    engine=engine,
+                    listeners=[watcher] if watcher is not None else (),
+                )
+            except DivergedError as diverged:  # also a result: what not to choose
+                result = diverged.result
             results.append(result)
             if watcher is not None:
                 watcher.finished_run(result)

@@ -55,6 +55,21 @@ class FederationConfig(Strict):
     participation: Annotated[float, Field(gt=0, le=1)] = Field(
         0.1, description="share of the clients in a round"
     )
+    attack: (
+        Literal["nan", "inf", "huge", "shape", "dtype", "empty", "no-samples", "sign-flip"] | None
+    ) = Field(None, description="what bad clients send, to see what follows; none: all are good")
+    attackers: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the clients that are bad, with attack"
+    )
+
+    @model_validator(mode="after")
+    def _attackers_attack(self) -> Self:
+        if (self.attack is None) != (self.attackers == 0):
+            raise UserError(
+                "federation.attack and federation.attackers belong together: give what bad clients "
+                "send, as sign-flip, and their share, as 0.2, or neither"
+            )
+        return self
 
     @property
     def sampled(self) -> int:
@@ -109,6 +124,12 @@ class ServerConfig(Strict):
     lr: Rate | None = Field(None, description="step size of the server's optimizer")
     options: dict[str, Number] = Field(
         default_factory=dict, description="further arguments of the server's optimizer"
+    )
+    aggregate: str = Field(
+        server.MEAN, description="mean, or a rule that bad clients cannot take over: median, ..."
+    )
+    aggregate_options: dict[str, Number] = Field(
+        default_factory=dict, description="of a robust rule: attackers=0.2 mixing=true"
     )
 
 
@@ -197,6 +218,7 @@ class Config(Strict):
                 raise unknown(kind, name, known)
         optim.lookup(self.client.optimizer)
         objective.build(self.client.objective, self.client.objective_options)
+        server.Rule.read(self.server.aggregate, self.server.aggregate_options)
         return self
 
     @property

@@ -20,7 +20,7 @@ from deltafl.experiment.config import Config
 from deltafl.experiment.federation import build_setup
 from deltafl.experiment.memory import ClientMemory
 from deltafl.experiment.rounds import RoundReport, Rounds
-from deltafl.experiment.run_folder import MEMORY, METRICS, RunFolder, read_metrics
+from deltafl.experiment.run_folder import CHECKPOINT, MEMORY, METRICS, RunFolder, read_metrics
 from deltafl.version import __version__
 
 
@@ -52,6 +52,31 @@ class Result:
         return float(self.summary["final_test_accuracy"])
 
 
+class DivergedError(UserError):
+    """The global weights are no longer a model. The result is that of the rounds until then."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        super().__init__(divergence(result))
+
+
+def divergence(result: Result) -> str:
+    """Say in one line when and why a run diverged, and what is left of it."""
+    how = result.summary["diverged"]
+    text = f"the global weights diverged in round {result.summary['rounds']}: {how['reason']}; "
+    if "client" in how:
+        text += (
+            f"client {how['client']} went farthest, {how['length']:.3g} in round {how['round']}, "
+            f"with a mean step size of {how['step_size']:.3g}; "
+        )
+    if result.folder is not None:
+        text += f"{result.folder / CHECKPOINT} has the last good weights, "
+        text += f"of round {how['good_round']}; "
+    return (
+        text + "use a smaller --client.lr, or --server.aggregate geometric-median for bad clients"
+    )
+
+
 def run(
     config: Config,
     *,
@@ -63,7 +88,8 @@ def run(
     """Run an experiment; with `out`, in a folder where it can be resumed.
 
     A run that is finished there is not run again. `dataset` is data of your own, for a task such
-    as own-mlp, and `engine` one that is already open (several runs can share it).
+    as own-mlp, and `engine` one that is already open (several runs can share it). A run whose
+    global weights diverge ends with a `DivergedError`, which has its result.
     """
     if dataset is not None:
         # What is computed depends on it, so the run's identity does, too.
@@ -81,7 +107,8 @@ def run(
             summary = folder.summary()
             if summary is not None:
                 folder.tidy()  # the run may have been killed just after it had written it
-                return Result(config, summary, read_metrics(folder.path / METRICS), folder.path)
+                rows = read_metrics(folder.path / METRICS)
+                return _sound(Result(config, summary, rows, folder.path))
         stack.enter_context(_refusals_explained(folder))
         if engine is None:
             chosen = config.engine
@@ -124,7 +151,9 @@ def _go(
         rows.append(report.row())
         if folder is not None:
             folder.record(report)
-        saved = folder is None or folder.checkpoint_due(report)
+        if report.divergence is not None:
+            rounds.back_to_good()
+        saved = folder is None or report.divergence is not None or folder.checkpoint_due(report)
         if saved:
             _save(rounds, folder, memory)
         try:
@@ -139,7 +168,13 @@ def _go(
         folder.finish(summary)
     for listener in listeners:
         listener.finished(summary)
-    return Result(config, summary, rows, folder.path if folder else None)
+    return _sound(Result(config, summary, rows, folder.path if folder else None))
+
+
+def _sound(result: Result) -> Result:
+    if "diverged" in result.summary:
+        raise DivergedError(result)
+    return result
 
 
 def _save(rounds: Rounds, folder: RunFolder | None, memory: ClientMemory | None) -> None:
@@ -153,12 +188,13 @@ def _save(rounds: Rounds, folder: RunFolder | None, memory: ClientMemory | None)
 def _summary(rounds: Rounds, rows: list[dict[str, Any]]) -> dict[str, Any]:
     evaluated = [row for row in rows if row["test_accuracy"] is not None]
     last = evaluated[-1]
-    return {
+    summary = {
         "final_test_accuracy": last["test_accuracy"],
         "final_test_loss": last["test_loss"],
         "best_test_accuracy": max(row["test_accuracy"] for row in evaluated),
-        "rounds": rounds.done,
+        "rounds": rows[-1]["round"],
         "refused_updates": sum(len(row.get("refused", ())) for row in rows),
+        "unchanged_rounds": sum(row.get("unchanged", False) for row in rows),
         "seconds": round(sum(row["seconds"] for row in rows), 3),
         "weights_sha256": rounds.weights_sha256(),
         "run": rounds.config.hash,
@@ -167,3 +203,4 @@ def _summary(rounds: Rounds, rows: list[dict[str, Any]]) -> dict[str, Any]:
         **({"data": rounds.data_part} if rounds.data_part else {}),
         "versions": {"deltafl": __version__, "torch": torch.__version__},
     }
+    return summary | ({"diverged": rows[-1]["diverged"]} if "diverged" in rows[-1] else {})

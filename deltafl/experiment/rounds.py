@@ -19,7 +19,9 @@ from deltafl.engine import ClientTask, Engine, Evaluation, Setup
 from deltafl.engine.base import Missing
 from deltafl.engine.workbench import build_model
 from deltafl.errors import UserError
+from deltafl.experiment.attack import ATTACKS, Attacked, attackers
 from deltafl.experiment.config import Config
+from deltafl.experiment.divergence import LARGEST_LOSS, Divergence, Lookout, Snapshot
 from deltafl.experiment.federation import sample_clients
 from deltafl.experiment.memory import ClientMemory
 from deltafl.server import Server, problem, trainable_names, weights_of
@@ -37,6 +39,12 @@ class RoundReport:
     seconds: float
     refused: Mapping[int, str] = field(default_factory=dict)
     steps: Mapping[int, ClientMetrics] = field(default_factory=dict)
+    divergence: Divergence | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether no update could be used, so that the global weights are as before."""
+        return len(self.refused) == self.clients
 
     def row(self) -> dict[str, Any]:
         """Return the report as a row of metrics.jsonl."""
@@ -51,6 +59,10 @@ class RoundReport:
         }
         if self.refused:
             row["refused"] = {str(client): why for client, why in self.refused.items()}
+        if self.unchanged:
+            row["unchanged"] = True
+        if self.divergence is not None:
+            row["diverged"] = self.divergence.row()
         if any(metrics.steps for metrics in self.steps.values()):
             row["steps"] = {
                 str(client): {
@@ -68,6 +80,10 @@ class Rounds:
     def __init__(self, config: Config, setup: Setup, engine: Engine) -> None:
         self.config = config
         self.done = 0
+        federation = config.federation
+        if federation.attack is not None:
+            bad = attackers(federation, config.run.seed)
+            engine = Attacked(engine, ATTACKS[federation.attack], bad)
         self._engine = engine
         self.remembers = setup.work.objective.remembers
         model = build_model(setup)
@@ -76,6 +92,7 @@ class Rounds:
         self.native = model.native
         self.data_part = setup.dataset.part
         self.server = self._serve(weights_of(model))
+        self._lookout = Lookout(self._snapshot())
         engine.open(setup)
 
     def _serve(self, weights: Mapping[str, Tensor]) -> Server:
@@ -87,6 +104,8 @@ class Rounds:
             lr=chosen.lr,
             options=chosen.options,
             weighting=chosen.weighting,
+            aggregate=chosen.aggregate,
+            aggregate_options=chosen.aggregate_options,
         )
 
     @property
@@ -95,12 +114,14 @@ class Rounds:
         return self.server.weights
 
     def run(self, memory: ClientMemory | None = None) -> Iterator[RoundReport]:
-        """Run the rounds that are left, yielding after each."""
+        """Run the rounds that are left, yielding after each; one that diverges is the last."""
         while self.done < self.config.run.rounds:
             # Threads that wait for each other would only get in the way of the workers.
             with one_thread():
                 report = self._round(self.done + 1, memory)
             yield report
+            if report.divergence is not None:
+                return
 
     def _round(self, number: int, memory: ClientMemory | None) -> RoundReport:
         start = time.perf_counter()
@@ -110,6 +131,7 @@ class Rounds:
         collected = self.server.start_round()
         refused: dict[int, str] = {}
         metrics: dict[int, ClientMetrics] = {}
+        unusable = ""
         ahead = iter(tasks)
         for updates in self._engine.train(self.weights, tasks):
             if isinstance(updates, Missing):
@@ -121,18 +143,30 @@ class Rounds:
                 task = next(ahead)
                 if place in faults:
                     refused[task.client] = faults[place]
+                    unusable = (
+                        f"client {task.client}, step size {how.step_size:.3g}: {faults[place]}"
+                    )
                     if task.remember is not None:  # a broken client should not remember it
                         task.remember.unlink(missing_ok=True)
                     continue
                 metrics[task.client] = how
                 if memory is not None and task.remember is not None:
                     memory.kept(task.client, number)
+        fault = None
         if metrics:  # a round with no usable update keeps the old weights
+            self._lookout.used(number, metrics, collected.lengths)
             self.server.finish_round(collected.result())
+            fault = self.server.fault()
+        elif unusable:
+            fault = self._lookout.unusable(unusable)
         evaluation = None
-        if number % run.eval_every == 0 or number == run.rounds:
+        if fault or number % run.eval_every == 0 or number == run.rounds:
             evaluation = self._engine.evaluate(self.weights)
+            if not fault and not evaluation.loss <= LARGEST_LOSS:
+                fault = f"the {run.evaluate_on} loss is {evaluation.loss:.3g}"
         self.done = number
+        if evaluation and metrics and not fault:
+            self._lookout.sensible(self._snapshot())
         return RoundReport(
             round=number,
             clients=len(clients),
@@ -142,7 +176,20 @@ class Rounds:
             seconds=time.perf_counter() - start,
             refused=refused,
             steps=metrics if run.record_step_sizes else {},
+            divergence=self._lookout.divergence(fault) if fault else None,
         )
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self.done, self.weights, self.server.state_tensors())
+
+    def back_to_good(self) -> None:
+        """Go back to the newest state that was found good."""
+        self._place(*self._lookout.good)
+
+    def _place(self, done: int, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        self.server = self._serve(weights)
+        self.server.load_state_tensors(state)
+        self.done = done
 
     def _task(self, client: int, number: int, memory: ClientMemory | None) -> ClientTask:
         progress = (number - 1) / self.config.run.rounds
@@ -182,9 +229,8 @@ class Rounds:
             reason = f"it was trained on {about.get('data') or 'the whole data set'}"
         if reason is not None:
             raise UserError(f"the checkpoint does not fit this run ({reason}): delete it")
-        self.server = self._serve(weights)
-        self.server.load_state_tensors(_below("server/", tensors))
-        self.done = int(about["round"])
+        self._place(int(about["round"]), weights, _below("server/", tensors))
+        self._lookout = Lookout(self._snapshot())
 
     def weights_sha256(self) -> str:
         """Return the checksum that two equal runs share."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
@@ -22,6 +23,7 @@ from deltafl.client import ClientMetrics
 from deltafl.data import AnyDataset
 from deltafl.engine import Evaluation
 from deltafl.optim import StepRecord
+from deltafl.server.check import Form, misfit
 from deltafl.version import __version__
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
@@ -48,16 +50,24 @@ def to_arrays(weights: Mapping[str, Tensor]) -> ArrayRecord:
 
 def from_arrays(record: ArrayRecord, reference: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return arrays as tensors, if their names, shapes and dtypes are those of `reference`."""
-    if missing := [name for name in reference if name not in record]:
-        raise MalformedError(f"missing {_some(missing)}")
-    if extra := [name for name in record if name not in reference]:
-        raise MalformedError(f"unexpected {_some(extra)}")
-    return {name: _tensor(name, record[name], wanted) for name, wanted in reference.items()}
+    wanted = {name: _form(tensor.detach().cpu().numpy()) for name, tensor in reference.items()}
+    _fits({name: _form(array) for name, array in record.items()}, wanted)
+    values = {name: _decoded(name, record[name], tensor) for name, tensor in reference.items()}
+    # What an array says of itself need not be what is in it.
+    _fits({name: _form(array) for name, array in values.items()}, wanted)
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in values.items()}
 
 
-def _tensor(name: str, array: Array, wanted: Tensor) -> Tensor:
-    shape, dtype = tuple(wanted.shape), str(wanted.detach().cpu().numpy().dtype)
-    _same(name, tuple(array.shape), array.dtype, shape, dtype)
+def _form(array: Array | npt.NDArray[Any]) -> Form:
+    return tuple(array.shape), str(array.dtype)
+
+
+def _fits(given: Mapping[str, Form], wanted: Mapping[str, Form]) -> None:
+    if (fault := misfit(given, wanted)) is not None:
+        raise MalformedError(fault)
+
+
+def _decoded(name: str, array: Array, wanted: Tensor) -> npt.NDArray[Any]:
     if len(array.data) > wanted.numel() * wanted.element_size() + _LONGEST_HEADER:
         raise MalformedError(f"{name!r} has more bytes than its shape needs")
     try:
@@ -66,23 +76,7 @@ def _tensor(name: str, array: Array, wanted: Tensor) -> Tensor:
         raise MalformedError(f"{name!r} cannot be decoded: {error}") from None
     if not isinstance(values, np.ndarray):  # numpy also reads archives
         raise MalformedError(f"{name!r} cannot be decoded: it is no array")
-    # What an array says of itself need not be what is in it.
-    _same(name, values.shape, str(values.dtype), shape, dtype)
-    return torch.from_numpy(np.array(values, order="C"))
-
-
-def _same(
-    name: str, shape: tuple[int, ...], dtype: str, right_shape: tuple[int, ...], right_dtype: str
-) -> None:
-    if shape != right_shape:
-        raise MalformedError(f"{name!r} has shape {shape}, not {right_shape}")
-    if dtype != right_dtype:
-        raise MalformedError(f"{name!r} has dtype {dtype}, not {right_dtype}")
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(repr(name[:80]) for name in names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+    return values
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ def record(result: Result, scale: str) -> Record:
         if row["test_accuracy"] is not None
     ]
     tail = [accuracy for round_, accuracy in curve if round_ > (1 - TAIL) * config.run.rounds]
+    tail = tail or [result.final_test_accuracy]  # of a run that diverged before
     return Record(
         fingerprint=config.fingerprint,
         task=config.task,

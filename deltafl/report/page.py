@@ -272,6 +272,7 @@ def _run(run: RunView, line: int | None) -> dict[str, Any]:
         "loss": summary.get("final_test_loss"),
         "seconds": seconds,
         "refused": summary.get("refused_updates", run.refused),
+        "diverged": (summary.get("diverged") or {}).get("reason"),
         "when": summary.get("finished"),
         "sha256": summary.get("weights_sha256"),
         "native": summary.get("native_kernels"),

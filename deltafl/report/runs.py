@@ -158,6 +158,12 @@ class _Row(BaseModel):
     steps: dict[str, _Steps] = {}
 
 
+class _Divergence(BaseModel):
+    """Why a run stopped before its last round."""
+
+    reason: str
+
+
 class _Summary(BaseModel):
     """What is needed of summary.json."""
 
@@ -168,6 +174,7 @@ class _Summary(BaseModel):
     best_test_accuracy: Fraction | None = None
     rounds: int
     refused_updates: int = 0
+    diverged: _Divergence | None = None
     seconds: Finite | None = None
     weights_sha256: str | None = None
     finished: str | None = None

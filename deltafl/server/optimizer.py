@@ -1,7 +1,7 @@
-"""What the server does with the average of the clients' weights.
+"""What the server does with the aggregate of the clients' weights, their average or a robust one.
 
 `average` (FedAvg, Algorithm 1) and `weighted-average` take it as it is. The others treat
-x_t - average as a gradient and step an optimizer on it (Reddi et al. 2021; the paper's appendix
+x_t - aggregate as a gradient and step an optimizer on it (Reddi et al. 2021; the paper's appendix
 "Additional experiments using FedAdam", which keeps PyTorch's defaults): `fedadam`, `fedyogi`,
 `fedadagrad`, and `fedavgm`, which is SGD with momentum (Hsu et al. 2019).
 """
@@ -18,7 +18,10 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from deltafl.errors import UserError, unknown
-from deltafl.server.aggregate import Average, problem
+from deltafl.server.aggregate import Average
+from deltafl.server.check import not_finite, problem
+from deltafl.server.collect import Collector
+from deltafl.server.robust import MEAN, Robust, Rule
 from deltafl.server.weights import Weights
 from deltafl.server.yogi import Yogi
 
@@ -106,6 +109,8 @@ class Server:
         lr: float | None = None,
         options: Mapping[str, float] | None = None,
         weighting: Weighting | None = None,
+        aggregate: str = MEAN,
+        aggregate_options: Mapping[str, float] | None = None,
     ) -> None:
         """Start from `weights`, which are copied.
 
@@ -118,6 +123,9 @@ class Server:
                 `initial_accumulator` of `fedadagrad`, `momentum` of `fedavgm`.
             weighting: Whether clients count the same or by their samples; None is the
                 server's own way: by samples for `weighted-average`, the same for the others.
+            aggregate: One of `aggregates()`: the mean, or a rule for clients that may be bad.
+            aggregate_options: `attackers`, the share of the clients to guard against, and
+                `mixing`, of the robust rules.
         """
         if name not in names():
             raise unknown("server", name, names())
@@ -126,6 +134,7 @@ class Server:
         if strangers := sorted(set(trainable) - set(weights)):
             raise ValueError(f"trainable names that are not among the weights: {strangers}")
         self._name = name
+        self._rule = Rule.read(aggregate, aggregate_options)
         # By name, because safetensors returns the entries of a checkpoint in any order.
         self._weights = {entry: weights[entry].clone() for entry in sorted(weights)}
         self._parameters: dict[str, Tensor] = {}
@@ -137,8 +146,15 @@ class Server:
                 raise UserError(f"server {name!r} cannot weight by {weighting!r}: use {other!r}")
             if lr is not None or options:
                 raise UserError(f"server {name!r} has no learning rate and no options: remove them")
+        else:
+            self._weighting = weighting or "equal"
+        if self._rule is not None and self._weighting == "samples":
+            raise UserError(
+                f"aggregate {aggregate!r} lets every client count the same, since a bad one would "
+                "claim many samples: do not weight by samples with it"
+            )
+        if name in _AVERAGES:
             return
-        self._weighting = weighting or "equal"
         # The optimizer changes tensors in place; those it changes are nobody else's.
         self._parameters = {
             entry: tensor.clone() for entry, tensor in self._weights.items() if entry in trainable
@@ -151,15 +167,22 @@ class Server:
         return dict(self._weights)
 
     def client_weight(self, samples: int) -> float:
-        """Return what a client with that many samples weighs in the average."""
-        return float(samples) if self._weighting == "samples" else 1.0
+        """Return what a client with that many samples weighs in the average; without any, 0."""
+        return float(samples) if self._weighting == "samples" or samples < 1 else 1.0
 
-    def start_round(self) -> Average:
-        """Return an empty average to add the clients' weights to, in the order of clients."""
-        return Average(self._weights)
+    def start_round(self) -> Collector:
+        """Return what takes the clients' weights, in the order of clients, and aggregates them."""
+        return Average(self._weights) if self._rule is None else Robust(self._weights, self._rule)
+
+    def fault(self) -> str | None:
+        """Return what of the weights or of the optimizer's state is not finite, if anything is.
+
+        Updates are finite, but an optimizer's step on them need not be.
+        """
+        return not_finite(self._weights) or not_finite(self._state())
 
     def finish_round(self, average: Mapping[str, Tensor]) -> None:
-        """Move the global weights by the average of a round."""
+        """Move the global weights by the aggregate of a round."""
         if (fault := problem(average, self._weights)) is not None:
             raise ValueError(f"this average does not fit the global weights: {fault}")
         following = {entry: average[entry].clone() for entry in self._weights}

@@ -183,11 +183,12 @@ def test_moon_differs_from_cross_entropy_once_clients_come_back(small):
     assert run(moon).summary["weights_sha256"] != run(plain).summary["weights_sha256"]
 
 
-def test_a_diverged_run_is_a_result(small, tmp_path: Path):
-    """Weights that are huge but finite give a loss that is no number."""
+def test_weights_that_are_huge_but_finite_are_a_result(small):
     config = small.override(**{"client.optimizer": "sgd", "client.lr": 1e6, "run.rounds": 8})
-    result = run(config.override(**{"client.options": {"momentum": 0.99}}), out=tmp_path)
+    result = run(config.override(**{"client.options": {"momentum": 0.99}}))
     assert result.summary["rounds"] == 8
+    assert result.summary["final_test_loss"] > 1e5
+    assert "diverged" not in result.summary
 
 
 def test_a_refused_client_does_not_remember_what_broke_it(small, tmp_path: Path):
@@ -335,19 +336,6 @@ def test_a_place_that_cannot_be_written(small, tmp_path: Path):
     blocked.write_text("")
     with pytest.raises(UserError, match="cannot use"):
         run(small, out=blocked / "run")
-
-
-def test_non_finite_updates_are_refused_and_counted(small, tmp_path: Path):
-    exploding = small.override(
-        **{"client.optimizer": "torch.optim.SGD", "client.options": {"lr": 1e38}}
-    )
-    result = run(exploding, out=tmp_path)
-    assert result.summary["refused_updates"] > 0
-    rows = result.metrics
-    assert any("refused" in row for row in rows)
-    json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
-    tensors, _ = tensorfile.load(tmp_path / "checkpoint.safetensors")
-    assert all(torch.isfinite(value).all() for value in tensors.values())
 
 
 def test_own_data(small):

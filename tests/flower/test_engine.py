@@ -25,6 +25,13 @@ from deltafl.flower.engine import AwayError
         {"server.optimizer": "weighted-average", "federation.samples": (5, 60)},
         {"client.optimizer": "sps", "client.objective": "moon", "task": "digits-mlp"},
         {"run.evaluate_on": "validation", "engine.fast": False},
+        {
+            "server.aggregate": "geometric-median",
+            "server.aggregate_options": {"mixing": True},
+            "server.optimizer": "fedadam",
+            "federation.attack": "sign-flip",
+            "federation.attackers": 0.2,
+        },
         {"run.record_step_sizes": True, "client.optimizer": "delta-sgd-reused"},
     ],
 )
@@ -159,6 +166,7 @@ def swollen(arrays):
     [
         (put(np.nan), "non-finite values"),
         (put(np.inf), "non-finite values"),
+        (put(1e30), "values up to 1.0e\\+30, whose squares overflow"),
         (renamed, "missing"),
         (reshaped, "has shape"),
         (retyped, "has dtype float64, not float32"),

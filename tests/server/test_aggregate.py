@@ -22,7 +22,8 @@ def of(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
     return average([{"x": torch.tensor([value], dtype=dtype)} for value in values])["x"]
 
 
-finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+# Beyond these, squares overflow and an update is refused.
+finite = st.floats(-(2.0**60), 2.0**60, width=32)
 
 
 def rows_of(values):
@@ -151,7 +152,7 @@ def test_the_clients_tensors_are_left_alone_and_not_kept():
 def test_results_on_the_way():
     mean = Average({"x": torch.zeros(())})
     assert len(mean) == 0
-    with pytest.raises(ValueError, match="no update to average"):
+    with pytest.raises(ValueError, match="no update to aggregate"):
         mean.result()
     mean.add({"x": torch.tensor(1.0)})
     assert (len(mean), mean.result()["x"].item()) == (1, 1.0)
@@ -175,7 +176,7 @@ REFERENCE = {"a": torch.zeros(2), "b": torch.zeros(3), "n": torch.zeros((), dtyp
         ({"b": None}, "missing 'b'"),
         ({"c": torch.zeros(1)}, "unexpected 'c'"),
         ({"a": torch.zeros(3)}, r"'a' has shape \(3,\), not \(2,\)"),
-        ({"n": torch.zeros(())}, "'n' has dtype torch.float32, not torch.int64"),
+        ({"n": torch.zeros(())}, "'n' has dtype float32, not int64"),
         ({"a": torch.tensor([1.0, math.nan])}, "non-finite values in 'a'"),
         ({"b": torch.tensor([1.0, math.inf, 0])}, "non-finite values in 'b'"),
     ],

@@ -864,6 +864,7 @@ function facts(run) {
     ],
     ["Finished", run.when],
     ["Refused updates", run.refused],
+    ["Diverged", run.diverged],
     ["Compiled kernels", run.native === null ? null : run.native ? "yes" : "no"],
     [
       "Versions",
