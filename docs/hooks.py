@@ -168,6 +168,11 @@ def names_of_objectives() -> str:
     return ", ".join(f"`{name}`" for name in objective.names())
 
 
+def names_of_aggregates() -> str:
+    """The ways to aggregate a round's updates."""
+    return ", ".join(f"`{name}`" for name in server.aggregates())
+
+
 def names_of_servers() -> str:
     """What the server may do with the average."""
     return ", ".join(f"`{name}`" for name in server.names())
@@ -311,6 +316,7 @@ INSERTS: dict[str, Callable[..., str]] = {
         names_of_models,
         names_of_data,
         names_of_objectives,
+        names_of_aggregates,
         names_of_servers,
         data_sets,
         data_licences,
