@@ -390,7 +390,7 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
         else:
             _reach(address)
             options = {"address": address}
-        stack.callback(_on_sigterm, before)  # Ray's shutdown leaves the system's default
+        stack.callback(_on_sigterm, before)  # as soon as Ray is down, whatever it has put there
         stack.callback(ray.shutdown)
         try:
             constants = LOCAL if address is None else REMOTE
