@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -250,10 +251,10 @@ class Chain:
         cold = self.dice.random() < 0.1
         known = [what for what in WHATS if self.engine != "inline" or "worker" not in what]
         what = self.dice.choices(known, [WHATS[one] for one in known])[0]
-        began_after = len(rows(self.folder))
+        begun = self._another_round()
         process, scratch, shared = self._start(cold)
         if what != "main" or self.dice.random() < 0.7:  # into the rounds
-            self._until(process, lambda: len(rows(self.folder)) > began_after)
+            self._until(process, begun)
             time.sleep(self.dice.uniform(0, self.speed[self.engine].rounds))
         else:
             time.sleep(self.dice.uniform(0, self.speed[self.engine].whole))
@@ -274,7 +275,25 @@ class Chain:
         seconds = gone(self.engine, scratch, shared)
         return Kill(self.engine, self.variation, self.checkpoint_seconds, cold, what, done, seconds)
 
-    def _until(self, process: Process, condition: Any) -> None:
+    def _another_round(self) -> Callable[[], bool]:
+        """Return what tells when a command that starts now has recorded a round.
+
+        It replaces the metrics by those of the checkpoint's rounds first.
+        """
+        metrics = self.folder / "metrics.jsonl"
+        old = metrics.stat().st_ino if metrics.exists() else None
+        sizes: list[int] = []
+
+        def told() -> bool:
+            with contextlib.suppress(FileNotFoundError):
+                now = metrics.stat()
+                if now.st_ino != old:
+                    sizes.append(now.st_size)
+            return bool(sizes) and sizes[-1] > sizes[0]
+
+        return told
+
+    def _until(self, process: Process, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE
         while not (process.ended() or condition() or time.monotonic() > end):
             time.sleep(0.002)
