@@ -19,7 +19,7 @@ import tempfile
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ OWN_MESSAGE = 1 << 20
 FILLED = 0.9  # the rest of a message is for metrics and the like
 MAX_TRIES = 3
 CONNECT_SECONDS = 10
-START_SECONDS = 120
+START_SECONDS = 300
 # Ray's sockets lie 64 characters below its folder, and a socket's path has at most 107.
 LONGEST_FOLDER = 40
 
@@ -394,7 +394,13 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
         stack.callback(ray.shutdown)
         try:
             constants = LOCAL if address is None else REMOTE
-            with warnings.catch_warnings(), _patched(ray._private.ray_constants, constants):
+            services = ray._private.services
+            patience = {"get_node": patiently(services.get_node)}
+            with (
+                warnings.catch_warnings(),
+                _patched(ray._private.ray_constants, constants),
+                _patched(services, patience),
+            ):
                 warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
                 ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
         except Exception as error:
@@ -415,6 +421,22 @@ def _reach(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"no Ray cluster answers at {address} ({reason}): see ray status") from None
+
+
+def patiently(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a node that starts longer than Ray's thirty seconds, which a busy machine may need."""
+
+    def get(*given: Any, **more: Any) -> Any:
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return get_node(*given, **more)
+            except RuntimeError:  # it is not there yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    return get
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from deltafl.errors import UserError
 from deltafl.flower import certificates
 from deltafl.flower.control import Address, Control, Event, Job, LostError
 
-START_SECONDS = 90.0
+START_SECONDS = 300.0
 TRIES = 3
 HOST = "127.0.0.1"
 

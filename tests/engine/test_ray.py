@@ -89,11 +89,14 @@ def scratch(tmp_path):
 # The first of all: a process is connected to one cluster at a time, and `engine` stays connected.
 @pytest.mark.federation
 def test_a_node_that_dies_in_the_middle_of_a_round_changes_no_bit(small, scratch, monkeypatch):
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     folder = scratch / "cluster"
     folder.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    patient = ray_cluster.patiently(services.get_node)
+    monkeypatch.setattr(services, "get_node", patient)
     setup = build_setup(small.override(**{"engine.fast": False, "task": "digits-mlp"}))
     setup = replace(setup, partition=Unequal(6, few=600))  # long enough to be killed in the middle
     tasks = [ClientTask(1 + client % 5, 1 + client // 5, 0.0) for client in range(24)]

@@ -34,6 +34,10 @@ def scratch(tmp_path):
         yield folder
 
 
+# The defaults are for people who wait; a busy machine may take longer to start a few nodes.
+PATIENT = ["--join", "600", "--deadline", "600"]
+
+
 def summary(folder):
     return json.loads((folder / SUMMARY).read_text())
 
@@ -42,7 +46,7 @@ def summary(folder):
 def test_the_command_gives_the_bits_of_a_simulation(tmp_path, capsys, scratch):
     words = ["--task", "digits-mlp", "--run.rounds", "3"]
     real, simulated = tmp_path / "real", tmp_path / "simulated"
-    assert main(["federate", "--nodes", "3", *words, "--out", str(real)]) == 0
+    assert main(["federate", "--nodes", "3", *words, *PATIENT, "--out", str(real)]) == 0
     said = capsys.readouterr().out
     assert "3 SuperNodes, TLS and keys" in said
     alike = ["--federation.clients", "3", "--federation.participation", "1"]
@@ -74,7 +78,7 @@ def test_nodes_bring_data_of_their_own_and_are_weighed(tmp_path, grid, scratch):
     np.save(many / "labels.npy", labels[400:520])
     words = ["--node-data", str(tmp_path / "few.npz"), str(many), "--data"]
     words += [str(tmp_path / "test.npz"), "--task", "own-mlp", "--run.rounds", "2"]
-    words += ["--server.optimizer", "weighted-average", "--evaluate-nodes"]
+    words += ["--server.optimizer", "weighted-average", "--evaluate-nodes", *PATIENT]
     assert main(["federate", *words, "--out", str(tmp_path / "real")]) == 0
     found = summary(tmp_path / "real")
     assert found["refused_updates"] == 0
@@ -100,7 +104,7 @@ def test_nodes_bring_data_of_their_own_and_are_weighed(tmp_path, grid, scratch):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_command_that_is_ended_and_it_goes_on(tmp_path, scratch, how):
     out = tmp_path / "run"
-    words = ["federate", "--nodes", "1", "--run.rounds", "3", "--out", str(out)]
+    words = ["federate", "--nodes", "1", "--run.rounds", "3", "--out", str(out), *PATIENT]
     with subprocess.Popen(
         [sys.executable, "-m", "deltafl", *words], stdout=subprocess.PIPE, text=True
     ) as process:
