@@ -57,7 +57,7 @@ def test_it_learns(small_text, texts):
             "federation.alpha": 100.0,
         }
     )
-    assert run(config, dataset=texts).final_test_accuracy > 0.8  # a third is chance
+    assert run(config, dataset=texts).final_test_accuracy > 0.5  # a third is chance
 
 
 class Crash(Exception):
