@@ -152,12 +152,15 @@ def batches(samples: int, work: LocalWork, seed: int) -> Iterator[Tensor]:
         yield order[step * work.batch_size : (step + 1) * work.batch_size]
 
 
-def sample_order(samples: int, epochs: int, seed: int) -> Tensor:
+def sample_order(
+    samples: int, epochs: int, seed: int, generator: torch.Generator | None = None
+) -> Tensor:
     """Return the order in which a client sees its samples: a permutation an epoch.
 
-    It is one stream that is cut into batches, so no epoch loses its remainder.
+    It is one stream that is cut into batches, so no epoch loses its remainder. Who asks for many
+    clients lends a `generator`, which is seeded anew for each.
     """
-    generator = torch_generator(seed, "batches")
+    generator = (generator or torch.Generator()).manual_seed(derive(seed, "batches"))
     passes = [torch.randperm(samples, generator=generator) for _ in range(epochs)]
     return passes[0] if epochs == 1 else torch.cat(passes)
 

@@ -13,12 +13,17 @@ from torch.nn import functional as F
 
 from deltafl import client, models, tensorfile
 from deltafl.client import Updates
+from deltafl.data.dataset import AnySamples
 from deltafl.engine.base import ClientTask, Setup
 from deltafl.errors import UserError
 from deltafl.fast import stacked
 from deltafl.fast.flat import FlatSteps, flattens
+from deltafl.fast.stacked import Rows
 from deltafl.models import Classifier
 from deltafl.seeding import derive
+
+KEPT = 4_000_000
+"""Numbers in a training set up to which stacked clients keep it ready to feed the model."""
 
 
 def build_model(setup: Setup) -> Classifier:
@@ -46,6 +51,10 @@ class Workbench:
         self._stepping = FlatSteps if flat else client.OptimizerSteps
         # Lazy partitions work a client's rows out anew each time they are asked.
         self._rows = lru_cache(maxsize=4096)(setup.partition.indices)
+        # A small set is made ready once, and not a client at a time.
+        split = setup.dataset.train
+        small = self._stacks and split.inputs.numel() <= KEPT
+        self._samples = setup.dataset.samples(split) if small else None
 
     def train(self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]) -> Updates:
         """Run the round of one bundle of clients."""
@@ -79,27 +88,38 @@ class Workbench:
 
     def _train_stacked(self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]) -> Updates:
         """Train the clients that can be stacked with each other together, and keep their order."""
-        setup, work = self._setup, self._setup.work
+        work = self._setup.work
         rows = [self._rows(task.client) for task in tasks]
+        shapes = {
+            size: (
+                client.local_steps(size, work.epochs, work.batch_size),
+                min(work.batch_size, work.epochs * size),
+            )
+            for size in {len(held) for held in rows}
+        }
         groups = defaultdict(list)
         for place, held in enumerate(rows):
-            steps = client.local_steps(len(held), work.epochs, work.batch_size)
-            groups[steps, min(work.batch_size, work.epochs * len(held))].append(place)
+            groups[shapes[len(held)]].append(place)
         parts = [
             stacked.train(
                 self.model,
                 work,
                 weights,
-                setup.dataset.samples(
-                    setup.dataset.train, np.concatenate([rows[place] for place in places])
-                ),
-                [len(rows[place]) for place in places],
+                *self._held([rows[place] for place in places]),
                 [self._seed(tasks[place]) for place in places],
                 tasks[0].progress,
             )
             for places in groups.values()
         ]
         return _in_order(parts, list(groups.values()))
+
+    def _held(self, rows: Sequence[Rows]) -> tuple[AnySamples, Sequence[Rows]]:
+        """Return samples, and the rows of them that the clients hold who hold these of the set."""
+        if self._samples is not None:
+            return self._samples, rows
+        ends = np.cumsum([len(held) for held in rows])
+        samples = self._setup.dataset.samples(self._setup.dataset.train, np.concatenate(rows))
+        return samples, np.split(np.arange(ends[-1]), ends[:-1])
 
     def _seed(self, task: ClientTask) -> int:
         return derive(self._setup.seed, "client", task.round, task.client)

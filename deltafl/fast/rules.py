@@ -21,6 +21,9 @@ from deltafl.optim.delta_sgd import next_step_size
 # Optimizers that treat every element alike: to them a stack of clients is just more elements.
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 
+# Options of torch's SGD that make it more than descent along the gradient.
+BEYOND_DESCENT = ("momentum", "weight_decay", "maximize", "foreach", "fused", "differentiable")
+
 Point = Mapping[str, Tensor]
 
 
@@ -91,12 +94,32 @@ class Rule:
 def build_rule(point: dict[str, Tensor], loss: Loss, work: LocalWork, progress: float) -> Rule:
     """Return the rule of a client optimizer; it changes the tensors of `point` in place."""
     cls = optim.lookup(work.optimizer).cls
-    if cls in ELEMENTWISE:
-        return ElementwiseRule(point, loss, build_optimizer(work, list(point.values()), progress))
     settings = optimizer_settings(work, progress)
-    return (
-        DeltaRule(point, loss, settings) if cls is DeltaSGD else PolyakRule(point, loss, settings)
-    )
+    if cls is DeltaSGD:
+        return DeltaRule(point, loss, settings)
+    if cls is SPS:
+        return PolyakRule(point, loss, settings)
+    if cls is torch.optim.SGD and not any(settings[name] for name in BEYOND_DESCENT):
+        return DescentRule(point, loss, settings["lr"])
+    return ElementwiseRule(point, loss, build_optimizer(work, list(point.values()), progress))
+
+
+class DescentRule(Rule):
+    """SGD without momentum or weight decay: torch's optimizer spends its time on options."""
+
+    adapts = False
+
+    def __init__(self, point: dict[str, Tensor], loss: Loss, lr: float) -> None:
+        super().__init__(point, loss)
+        self._lr = lr
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Step all clients, and return their losses before."""
+        losses, gradients = self._loss.gradients(self._point, inputs, labels)
+        for name, value in self._point.items():
+            value.add_(gradients[name], alpha=-self._lr)  # one rounding, as the optimizer does
+        self.decisions.append(Decision(None, None, torch.full_like(losses, self._lr), None))
+        return losses
 
 
 class ElementwiseRule(Rule):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,6 +21,8 @@ from deltafl.data.dataset import AnySamples
 from deltafl.fast.rules import Point, build_rule, client_metrics, has_rule
 from deltafl.models import Classifier
 from deltafl.objective import CrossEntropy, FedProx
+
+Rows = npt.NDArray[np.int64]
 
 # Floating point operations of a batched step below which torch's dispatch outweighs them: so many
 # clients are stacked that together they reach it.
@@ -50,11 +54,12 @@ def train(
     work: LocalWork,
     weights: Point,
     samples: AnySamples,
-    sizes: Sequence[int],
+    rows: Sequence[Rows],
     seeds: Sequence[int],
     progress: float,
 ) -> Updates:
-    """Train clients from the global weights; `samples` holds theirs one after the other."""
+    """Train clients from the global weights; `rows` says which of the samples each one holds."""
+    sizes = [len(held) for held in rows]
     device = next(model.parameters()).device
     with one_thread(), torch.no_grad():
         # By name: engines hand the weights over in different orders, and sums follow it.
@@ -65,7 +70,7 @@ def train(
         }
         rule = build_rule(point, loss, work, progress)
         losses = []
-        for index in _schedule(work, sizes, seeds):
+        for index in _schedule(work, rows, seeds):
             inputs, labels = samples.batch(index.reshape(-1))
             shape = index.shape
             losses.append(
@@ -74,20 +79,24 @@ def train(
                 )
             )
     metrics = client_metrics(torch.stack(losses).mean(0), rule, record=work.record_step_sizes)
-    return Updates(point, list(sizes), metrics)
+    return Updates(point, sizes, metrics)
 
 
-def _schedule(work: LocalWork, sizes: Sequence[int], seeds: Sequence[int]) -> Tensor:
-    """Return the rows of every step, [step, client, sample of the batch]."""
+def _schedule(work: LocalWork, rows: Sequence[Rows], seeds: Sequence[int]) -> Tensor:
+    """Return the samples of every step, [step, client, sample of the batch]."""
+    sizes = [len(held) for held in rows]
     steps = local_steps(sizes[0], work.epochs, work.batch_size)
     batch = min(work.batch_size, work.epochs * sizes[0])
-    orders = [
-        sample_order(size, work.epochs, seed)[: steps * batch]
-        for size, seed in zip(sizes, seeds, strict=True)
-    ]
+    generator = torch.Generator()
+    orders = []
+    for size, seed in zip(sizes, seeds, strict=True):
+        order = sample_order(size, work.epochs, seed, generator)
+        # A slice takes as long as a third of all the rest.
+        orders.append(order if work.epochs * size == steps * batch else order[: steps * batch])
     starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
-    rows = torch.stack(orders).add_(starts.unsqueeze(1))
-    return rows.view(len(sizes), steps, batch).transpose(0, 1)
+    places = torch.stack(orders).add_(starts.unsqueeze(1))
+    samples = torch.from_numpy(np.concatenate(rows)).index_select(0, places.view(-1))
+    return samples.view(len(sizes), steps, batch).transpose(0, 1)
 
 
 class StackedLoss:
@@ -98,22 +107,19 @@ class StackedLoss:
         self._anchors = anchors
         self._mu = work.objective.mu if isinstance(work.objective, FedProx) else 0.0
 
-    def __call__(self, point: Point, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return one loss a client."""
-        logits = self._model.stacked(point, inputs)
-        losses = F.cross_entropy(logits, labels, reduction="none").mean(1)
-        if self._mu:
-            squares = [
-                (value - self._anchors[name]).square().flatten(1).sum(1)
-                for name, value in point.items()
-            ]
-            losses = losses + self._mu / 2 * torch.stack(squares).sum(0)
-        return losses
-
     def gradients(self, point: Point, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Point]:
-        """Return the losses and their gradients; clients share nothing, so a sum keeps them."""
-        leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
-        with torch.enable_grad():
-            losses = self(leaves, inputs, labels)
-            gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        return losses.detach(), dict(zip(leaves, gradients, strict=True))
+        """Return one loss a client, and the gradients that autograd would find."""
+        logits, pull_back = self._model.stacked_pullback(point, inputs)
+        scores = logits.log_softmax(1)
+        losses = F.nll_loss(scores, labels, reduction="none").mean(1)
+        share = torch.zeros_like(scores).scatter_(1, labels.unsqueeze(1), -1 / labels.shape[1])
+        gradients = pull_back(
+            torch.ops.aten._log_softmax_backward_data(share, scores, 1, scores.dtype)
+        )
+        if self._mu:
+            away = {name: value - self._anchors[name] for name, value in point.items()}
+            squares = [tensor.square().flatten(1).sum(1) for tensor in away.values()]
+            losses = losses + self._mu / 2 * torch.stack(squares).sum(0)
+            for name, tensor in away.items():
+                gradients[name].add_(tensor.mul_(self._mu))
+        return losses, gradients

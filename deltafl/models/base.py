@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, baddbmm, nn
+import torch
+from torch import Tensor, nn
+
+PullBack = Callable[[Tensor], dict[str, Tensor]]
+"""From the gradient of the logits to those of the weights."""
 
 
 class Classifier(nn.Module):
@@ -37,6 +41,23 @@ class Classifier(nn.Module):
         """
         raise NotImplementedError
 
+    def stacked_pullback(
+        self, weights: Mapping[str, Tensor], inputs: Tensor
+    ) -> tuple[Tensor, PullBack]:
+        """Return the logits of `stacked`, and how a gradient goes back through it.
+
+        This is autograd's way; a model may write out the same operations, which spares its books.
+        """
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        with torch.enable_grad():
+            logits = self.stacked(leaves, inputs)
+
+        def pull_back(gradient: Tensor) -> dict[str, Tensor]:
+            gradients = torch.autograd.grad(logits, list(leaves.values()), gradient)
+            return dict(zip(leaves, gradients, strict=True))
+
+        return logits.detach(), pull_back
+
     def represent(self, inputs: Any) -> Tensor:
         """Return the input of the last linear layer, [N, D], before any dropout on it."""
         raise NotImplementedError
@@ -56,4 +77,9 @@ def stacked_linear(weights: Mapping[str, Tensor], layer: str, inputs: Tensor) ->
     The samples come last, so that the weights' gradients lie in memory as the weights do.
     """
     bias, weight = weights[f"{layer}.bias"], weights[f"{layer}.weight"]
-    return baddbmm(bias.unsqueeze(2), weight, inputs)
+    return torch.baddbmm(bias.unsqueeze(2), weight, inputs)
+
+
+def linear_gradients(layer: str, gradient: Tensor, inputs: Tensor) -> dict[str, Tensor]:
+    """Return the gradients of a `stacked_linear` layer's weights, given that of its outputs."""
+    return {f"{layer}.bias": gradient.sum(2), f"{layer}.weight": gradient.bmm(inputs.mT)}

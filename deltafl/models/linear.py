@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from deltafl.models.base import Classifier, stacked_linear
+from deltafl.models.base import Classifier, PullBack, linear_gradients, stacked_linear
 
 
 class Softmax(Classifier):
@@ -25,6 +25,15 @@ class Softmax(Classifier):
     def stacked(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the logits of clients with weights of their own."""
         return stacked_linear(weights, "head", inputs.flatten(2).mT)
+
+    def stacked_pullback(
+        self, weights: Mapping[str, Tensor], inputs: Tensor
+    ) -> tuple[Tensor, PullBack]:
+        """Return the logits of `stacked`, and how a gradient goes back through it."""
+        flat = inputs.flatten(2).mT
+        return stacked_linear(weights, "head", flat), lambda gradient: linear_gradients(
+            "head", gradient, flat
+        )
 
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the flattened input."""
