@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
