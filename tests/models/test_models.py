@@ -16,6 +16,7 @@ SMALL = {
     "resnet18": {"shape": (3, 16, 16), "width": 4, "norm": "group"},
     "resnet50": {"shape": (3, 16, 16), "width": 4, "norm": "group"},
 }
+TEXT = ("minilm", "distilbert", "transformer")  # see tests/text
 REPRESENTATION = {"softmax": 64, "mlp": 64, "cnn": 50, "resnet18": 32, "resnet50": 128}
 
 
@@ -29,10 +30,10 @@ def images(name, count=3):
 
 
 def test_the_tests_cover_the_catalog():
-    assert models.names() == tuple(SMALL)
+    assert [name for name in models.names() if name not in TEXT] == list(SMALL)
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", SMALL)
 def test_shapes_and_gradients(name):
     model = small(name)
     representation = model.represent(images(name))
@@ -45,14 +46,14 @@ def test_shapes_and_gradients(name):
         assert parameter.grad.isfinite().all(), parameter_name
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", SMALL)
 def test_forward_is_classify_of_represent(name):
     model = small(name).eval()
     batch = images(name)
     assert torch.equal(model(batch), model.classify(model.represent(batch)))
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", SMALL)
 def test_the_representation_is_what_the_last_linear_layer_sees(name):
     model = small(name).eval()
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
@@ -63,7 +64,7 @@ def test_the_representation_is_what_the_last_linear_layer_sees(name):
     assert torch.equal(seen[0], model.represent(batch))
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", SMALL)
 def test_the_seed_alone_decides_the_weights(name):
     torch.manual_seed(3)
     first = small(name, seed=5).state_dict()
