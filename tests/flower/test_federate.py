@@ -117,7 +117,7 @@ def test_nothing_is_left_of_a_command_that_is_ended_and_it_goes_on(tmp_path, scr
             process.terminate()  # or this test would wait for the end of the run
             raise
         process.send_signal(how)
-    codes = {signal.SIGINT: 130, signal.SIGTERM: -15, signal.SIGKILL: -9}
+    codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
     assert process.returncode == codes[how]
     wait_until(lambda: not processes(scratch), lambda: processes(scratch))
     with socket.socket() as probe:
