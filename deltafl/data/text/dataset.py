@@ -124,15 +124,11 @@ class Labelled:
         return len(self.labels)
 
 
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """A labelled text set before it is put into any model's tokens: to look at, not to train on."""
+class _OfText:
+    """What sets of texts have in common, with tokens and without."""
 
     name: str
-    train: Labelled
-    test: Labelled
     classes: tuple[str, ...]
-    part: str | None = None
 
     @property
     def num_classes(self) -> int:
@@ -148,13 +144,24 @@ class Texts:
         """Return the augmentation that leaves texts alone, the only one they have."""
         return text_augmentation(self.name, name)
 
-    def samples(self, split: Labelled, index: Index | None = None) -> TokenSamples:
-        """Raise UserError: a model has its own tokens."""
-        raise UserError(f"{self.name} is text without tokens: load it with a model's tokenizer")
-
     def facts(self) -> dict[str, Any]:
         """Return what a node has to know to feed texts of its own to the model, for JSON."""
         return {"name": self.name, "classes": self.classes, "text": True}
+
+
+@dataclass(frozen=True, eq=False)
+class Texts(_OfText):
+    """A labelled text set before it is put into any model's tokens: to look at, not to train on."""
+
+    name: str
+    train: Labelled
+    test: Labelled
+    classes: tuple[str, ...]
+    part: str | None = None
+
+    def samples(self, split: Labelled, index: Index | None = None) -> TokenSamples:
+        """Raise UserError: a model has its own tokens."""
+        raise UserError(f"{self.name} is text without tokens: load it with a model's tokenizer")
 
     def by_value(self) -> Texts:
         """Return the set itself, which refers to no files."""
@@ -175,7 +182,7 @@ def text_augmentation(dataset: str, name: str | None) -> Augmentation:
 
 
 @dataclass(frozen=True, eq=False)
-class TextDataset:
+class TextDataset(_OfText):
     """A labelled text set in the tokens of one model.
 
     A set from the catalog pickles as a reference to its store, so worker processes map the same
@@ -222,20 +229,6 @@ class TextDataset:
         splits = [encode(texts, labels, tokenizer) for texts, labels in (train, test)]
         return cls(name, splits[0], splits[1], tuple(classes), tokenizer.pad)
 
-    @property
-    def num_classes(self) -> int:
-        """How many classes the labels number."""
-        return len(self.classes)
-
-    @property
-    def shape(self) -> None:
-        """No channels, height or width: texts are as long as they are."""
-        return None
-
-    def augmentation(self, name: str | None) -> Augmentation:
-        """Return the augmentation that leaves texts alone, the only one they have."""
-        return text_augmentation(self.name, name)
-
     def samples(self, split: TextSplit, index: Index | None = None) -> TokenSamples:
         """Return the rows of `split` in `index` (all of them when None)."""
         rows = torch.arange(len(split))
@@ -256,10 +249,6 @@ class TextDataset:
         }
         about = f"{digest(tensors)} {self.classes} {self.pad}"
         return hashlib.sha256(about.encode()).hexdigest()
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a node has to know to feed texts of its own to the model, for JSON."""
-        return {"name": self.name, "classes": self.classes, "text": True}
 
     def by_value(self) -> TextDataset:
         """Return this set made to pickle by value, for machines that do not have its files."""
