@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -8,6 +10,11 @@ from deltafl import Config
 # Property tests share two cores with everything else: no deadlines, reproducible examples.
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
+
+# Started in the background of a shell, tests inherit a Ctrl-C that is ignored, and so would all
+# that they start; but some of it is there to be stopped by one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
