@@ -69,11 +69,11 @@ def content(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def nothing_left_behind(*, files: bool = True) -> Iterator[Path]:
+def nothing_left_behind() -> Iterator[Path]:
     """Yield the temporary folder of all that is started inside, and look what is left of it.
 
     Other tests and other users may work on the machine at the same time, so it is that folder
-    which tells whose a process is. With `files` false, files may be left in it.
+    which tells whose a process is.
     """
     folder = Path(tempfile.mkdtemp(prefix="df-", dir="/tmp"))  # Ray needs a short name
     variable, chosen = os.environ.get("TMPDIR"), tempfile.tempdir
@@ -84,8 +84,7 @@ def nothing_left_behind(*, files: bool = True) -> Iterator[Path]:
         _restore(variable, chosen)
         wait_until(lambda: not processes(folder), lambda: processes(folder))
         wait_until(lambda: not orphans(segments() - before), lambda: orphans(segments() - before))
-        if files:
-            wait_until(lambda: not content(folder), lambda: content(folder))
+        wait_until(lambda: not content(folder), lambda: content(folder))
     finally:
         _restore(variable, chosen)
         for pid in processes(folder):
