@@ -13,7 +13,7 @@ import torch
 
 def derive(seed: int, *path: int | str) -> int:
     """Return a 63-bit seed for one purpose; different paths give independent streams."""
-    text = "/".join(str(part) for part in (seed, *path))
+    text = "/".join(map(str, (seed, *path)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

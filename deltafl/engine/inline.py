@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from deltafl.client import Updates
+from deltafl.engine import process
 from deltafl.engine.base import ClientTask, Evaluation, Setup, bundles, chunks, total
 from deltafl.engine.workbench import Workbench, bundle_size
 
@@ -25,6 +26,7 @@ class InlineEngine:
 
     def open(self, setup: Setup) -> None:
         """Set up the workbench of a run."""
+        process.keep_freed_memory()
         self._bench = Workbench(setup)
         self._bundle = bundle_size(setup, self._bench.model)
         self._chunks = chunks(setup.evaluated)

@@ -1,4 +1,4 @@
-"""How a process that does clients' work sets itself up; workers and Ray's actors do it alike."""
+"""How a process that does clients' work sets itself up, wherever it runs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def prepare() -> None:
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):  # who wakes up for work lets the one who sends it finish first
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Keep what is freed for the next step, unless the user has said otherwise."""
     with contextlib.suppress(OSError, AttributeError):  # there is no glibc
         mallopt = ctypes.CDLL(None).mallopt
         for variable, (parameter, value) in KEEP_FREED_MEMORY.items():

@@ -4,6 +4,9 @@ The global weights and the clients' weights travel through shared memory, everyt
 socket pair. A worker that dies is replaced and its client runs again; since a client's work depends
 on nothing but its inputs, the bits stay the same. Workers end by themselves when the main process
 does, however it ends.
+
+Where clients are so small that they are stacked, the main process is one of the workers: it would
+otherwise wait for work that takes little longer than being woken up.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from typing import Any
 from torch import Tensor
 
 from deltafl.client import Updates
+from deltafl.engine import process
 from deltafl.engine.base import ClientTask, Evaluation, Setup, bundles, chunks, total
 from deltafl.engine.shared import Places, SharedMemory, copy_into, first_clients, pack
-from deltafl.engine.workbench import build_model, bundle_size
+from deltafl.engine.workbench import Workbench, build_model, bundle_size
 from deltafl.errors import EXHAUSTED, UserError
 
 # A finished client waits in its slot until all before it are taken; more slots than workers keep
@@ -100,6 +104,7 @@ class _Run:
         self.content, self.layout, self.data = pack(setup)
         model = build_model(setup)
         self.bundle = bundle_size(setup, model)
+        self.own = Workbench(setup) if self.bundle > 1 else None
         self.places = Places.of(model.state_dict(), self.bundle, workers)
         fitting = SLOT_BYTES // self.places.bundle.size
         slots = max(workers + 1, min(fitting, SLOTS_PER_WORKER * workers))
@@ -142,10 +147,16 @@ class WorkersEngine:
 
     def open(self, setup: Setup) -> None:
         """Send the run to the workers and lay out the shared memory for its model."""
+        process.keep_freed_memory()  # aggregating takes and frees as much in every round
         if self._run is not None:
             self._run.close()
         self._run = _Run(setup, self._count)
-        for place in range(self._count):
+        helpers = self._count - (self._run.own is not None)
+        while len(self._workers) > helpers:
+            self._workers.pop().close()
+        while len(self._workers) < helpers:
+            self._workers.append(Worker())
+        for place in range(helpers):
             self._open(place)
 
     def _open(self, place: int) -> None:
@@ -171,10 +182,14 @@ class WorkersEngine:
         """Yield the clients' updates in the order of `tasks`."""
         run = self._opened()
         copy_into(run.weights, weights)
-        for slot, (samples, metrics) in self._stream(
+        for slot, answer in self._stream(
             [("train", bundle) for bundle in bundles(tasks, run.bundle)]
         ):
-            yield Updates(first_clients(run.slots[slot], len(samples)), samples, metrics)
+            if isinstance(answer, Updates):  # of this process
+                yield answer
+            else:
+                samples, metrics = answer
+                yield Updates(first_clients(run.slots[slot], len(samples)), samples, metrics)
 
     def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
         """Evaluate the global weights on all samples held for that."""
@@ -203,7 +218,11 @@ class WorkersEngine:
         try:
             for order in range(len(messages)):
                 while order not in answers:
+                    mine = self._take_one(waiting, free)
                     self._hand_out(waiting, free)
+                    if mine is not None:
+                        answers[mine.order] = mine.slot, self._do(mine)
+                        continue
                     for job, ok, answer in self._collect(waiting):
                         if not ok:
                             raise answer
@@ -220,6 +239,19 @@ class WorkersEngine:
                     pass
             raise
 
+    def _take_one(self, waiting: deque[Job], free: list[int]) -> Job | None:
+        """Take the next job for this process, if it is one of the workers; it holds a slot, too."""
+        if self._opened().own is None or not waiting or not (waiting[0].slot >= 0 or free):
+            return None
+        return _take(waiting, free)
+
+    def _do(self, job: Job) -> Any:
+        """Do a job in this process."""
+        run = self._opened()
+        assert run.own is not None
+        kind, *arguments = job.message
+        return getattr(run.own, kind)(run.weights, *arguments)
+
     def _hand_out(self, waiting: deque[Job], free: list[int]) -> None:
         """Give the next jobs to idle workers, then one ahead to busy ones, while there are slots.
 
@@ -231,9 +263,7 @@ class WorkersEngine:
                     return
                 if len(worker.jobs) > ahead or not (waiting[0].slot >= 0 or free):
                     continue
-                job = waiting.popleft()
-                if job.slot < 0:
-                    job.slot = free.pop()
+                job = _take(waiting, free)
                 worker.jobs.append(job)
                 try:
                     worker.send(*job.message, job.slot)
@@ -271,3 +301,11 @@ class WorkersEngine:
                 f"{dead.process.returncode}): perhaps out of memory; use fewer --engine.workers"
             )
         waiting.extendleft(reversed(dead.jobs))
+
+
+def _take(waiting: deque[Job], free: list[int]) -> Job:
+    """Return the next job, with a slot to write to."""
+    job = waiting.popleft()
+    if job.slot < 0:
+        job.slot = free.pop()
+    return job

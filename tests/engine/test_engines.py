@@ -126,6 +126,24 @@ def test_all_workers_killed_in_the_middle_of_a_round(small):
         assert all(torch.equal(one[key], want[key]) for key in want)
 
 
+def test_the_main_process_is_a_worker_of_stacked_clients(small):
+    """A helper that dies amid its bundles is replaced; the next run may need one more of them."""
+    tasks = [ClientTask(client % 6, 1 + client // 6, 0.0) for client in range(400)]
+    with InlineEngine() as inline:
+        expected, evaluation = outcome(inline, small, tasks)
+    with WorkersEngine(2) as engine:
+        weights = opened(engine, small)
+        (helper,) = engine._workers
+        helper.process.kill()
+        updates = trained(engine, weights, tasks)
+        for (got, *_), (want, *_) in zip(updates, expected, strict=True):
+            assert all(torch.equal(got[key], want[key]) for key in want)
+        assert engine._workers[0] is not helper
+        assert engine.evaluate(weights) == evaluation
+        assert len(trained(engine, opened(engine, small.override(**{"engine.fast": False})), tasks))
+        assert len(engine._workers) == 2
+
+
 def test_workers_that_cannot_all_start_leave_none_behind(monkeypatch):
     hired = []
 
