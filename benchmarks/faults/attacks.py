@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from rich.progress import track
+
 from benchmarks.machine import hardware, load, software
 from deltafl import Config, run
 from deltafl.experiment import DivergedError
@@ -126,16 +128,12 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """Return the tables with what they were measured on."""
     seeds = sorted({row["seed"] for row in rows})
     text = [
-        "# Accuracy under attack",
-        "",
         f"`{facts['command']}` on {facts['hardware']['cpu']}, {facts['hardware']['cores']} cores, "
         f"torch {facts['software']['torch']}. "
         f"Final test accuracy in percent, mean ± sample deviation over n = {len(seeds)} seeds "
         f"({', '.join(map(str, seeds))}), Δ-SGD clients, all in every round, 20 rounds.",
         "",
-        "## Updates that are refused",
-        "",
-        "digits-mlp, 100 clients, α = 1, the plain mean.",
+        "**Updates that are refused: digits-mlp, 100 clients, α = 1, the plain mean**",
         "",
         _line("attack", *(f"{share:.0%} bad" for share in SHARES), "refused at 40 %, a seed"),
         _line(*["---"] * (len(SHARES) + 2)),
@@ -158,7 +156,7 @@ def markdown(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         clients = 100 if task == "digits-mlp" else 20
         text += [
             "",
-            f"## Sign flip times ten: {task}, {clients} clients, α = {alpha:g}",
+            f"**Sign flip times ten: {task}, {clients} clients, α = {alpha:g}**",
             "",
             _line("aggregate", *(f"{share:.0%} bad" for share in shares)),
             _line(*["---"] * (len(shares) + 1)),
@@ -204,7 +202,7 @@ def main() -> None:
         jobs = [
             (cell, seed, options.runs) for seed, cell in itertools.product(options.seeds, cells())
         ]
-        rows = list(pool.map(measure, jobs, chunksize=4))
+        rows = list(track(pool.map(measure, jobs, chunksize=4), "runs", total=len(jobs)))
     words = ["python -m benchmarks.faults.attacks", "--seeds", *map(str, options.seeds)]
     facts = {
         "command": " ".join(words),
