@@ -18,12 +18,7 @@ KEY_BYTES = 32
 CONNECT_SECONDS = 10
 # A machine that vanished says nothing. So one that is silent is asked after ten seconds and then
 # every five, and after half a minute it is taken for dead.
-PATIENCE = {
-    "TCP_KEEPIDLE": 10,
-    "TCP_KEEPINTVL": 5,
-    "TCP_KEEPCNT": 4,
-    "TCP_USER_TIMEOUT": 30_000,
-}
+PATIENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 class Link:
