@@ -1,7 +1,7 @@
 """deltafl on Ray: what it costs beside workers, and as clients, the model or nodes become more.
 
 What a round costs the main process, which is where a cluster stops scaling, is measured in
-processor seconds over rounds of different shapes and taken apart into a cost for each round, call,
+processor seconds over rounds of different shapes and taken apart into a cost for each round, actor,
 client and megabyte. The last table is arithmetic with these four numbers, up to a million clients.
 """
 
@@ -20,25 +20,31 @@ from benchmarks.progress import Progress
 from benchmarks.report import Outcome, Table
 from benchmarks.session import System
 from deltafl import Config
-from deltafl.engine.ray_cluster import FILLED, MESSAGE
+from deltafl.engine.ray_cluster import SMALL
 from deltafl.engine.shared import Layout
 from deltafl.engine.workbench import build_model
 from deltafl.experiment.federation import build_setup
 
 TITLE = "On a Ray cluster"
-CLIENTS = {10: 30, 100: 15, 1000: 3}
+CLIENTS = {10: 30, 1000: 5}
 """How many clients a round, and how many rounds a block."""
-WIDTHS = {100: 30, 3_000: 20, 60_000: 5}
+WIDTHS = {3_000: 20, 60_000: 5}
 """How many hidden units, and how many rounds a block."""
 BYTES_A_UNIT = 4 * (64 + 1 + 10)
 NODES = {1: CORES, 2: 1, 4: 1}
 """How many nodes, and how many CPUs each has."""
-SHAPES = {(None, 10): 30, (None, 1000): 3, (300, 10): 30, (300, 200): 5, (6_000, 10): 10}
-SHAPES |= {(60_000, 10): 3}
-"""Hidden units (None: softmax regression), clients a round, and how many rounds a block."""
+SHAPES = {
+    (None, 10, 2): 30,
+    (None, 10, 8): 30,
+    (None, 1000, 2): 5,
+    (300, 200, 2): 10,
+    (6_000, 10, 2): 20,
+    (60_000, 10, 2): 5,
+}
+"""Hidden units (None: softmax regression), clients a round, actors, and how many rounds a block."""
 MODELLED = {
     "softmax regression on digits": (2_600, 0.001),
-    "W's CNN": (87_000, 0.016),
+    "W's CNN": (87_000, 0.0125),
     "a ResNet-18": (45_000_000, 60.0),
 }
 """Clients of the model of large rounds: the bytes of their weights, and seconds of their work."""
@@ -63,7 +69,7 @@ def measure(settings: Settings, progress: Progress) -> Outcome:
 def _overhead(settings: Settings, progress: Progress, outcome: Outcome) -> None:
     """Compare a round of W on Ray with the same on workers."""
     systems = _both(W)
-    repeats, rounds = settings.choose(7, 30)
+    repeats, rounds = settings.choose(5, 60)
     results = compare.interleave(systems, progress, repeats=repeats, rounds=rounds)
     title = f"a round of W, {CORES} workers and {CORES} actors; ratio to deltafl on workers"
     outcome.tables.append(Table(title, compare.COLUMNS, compare.rows(results, "deltafl")))
@@ -121,7 +127,7 @@ def _growth(
 ) -> None:
     """Time rounds on workers and on Ray as one thing grows."""
     lines = []
-    repeats, _ = settings.choose(3, 1)
+    repeats, _ = settings.choose(2, 1)
     for size, chosen in fields.items():
         results = compare.interleave(_both(chosen), progress, repeats=repeats, rounds=rounds[size])
         outcome.raw[f"{what}: {size}"] = compare.raw(results)
@@ -133,7 +139,7 @@ def _growth(
 def _nodes(settings: Settings, progress: Progress, outcome: Outcome) -> None:
     """Time rounds of W on one node and on several, all on this machine."""
     systems: list[System] = [fleet.deltafl_on_nodes(W, *shape) for shape in NODES.items()]
-    repeats, rounds = settings.choose(3, 15)
+    repeats, rounds = settings.choose(2, 30)
     results = compare.interleave(systems, progress, repeats=repeats, rounds=rounds)
     title = f"a round of W on nodes that share this machine's {CORES} cores; ratio to one node"
     rows = compare.rows(results, systems[0].name)
@@ -150,27 +156,18 @@ class Shape:
     actors: int
 
     @property
-    def calls(self) -> int:
-        """How many calls the engine makes on a cluster; see `Stream.next_pieces`."""
-        largest = max(1, int(FILLED * MESSAGE) // self.client_bytes)
-        waiting, calls = self.clients, 0
-        while waiting:
-            waiting -= min(largest, -(-waiting // (2 * self.actors)))
-            calls += 1
-        return calls
-
-    @property
     def megabytes(self) -> float:
-        """How much comes back, beside the weights that go out once."""
-        return (self.clients + 1) * self.client_bytes / 1e6
+        """How much comes and goes; small weights go to every actor, large ones out once."""
+        out = self.actors if self.client_bytes <= SMALL else 1
+        return (self.clients + out) * self.client_bytes / 1e6
 
     @property
     def parts(self) -> list[float]:
-        """What the four costs are multiplied by: a round, its calls, clients and megabytes."""
-        return [1.0, float(self.calls), float(self.clients), self.megabytes]
+        """What the four costs are multiplied by: a round, its actors, clients and megabytes."""
+        return [1.0, float(self.actors), float(self.clients), self.megabytes]
 
 
-PARTS = ("a round", "a call", "a client", "a megabyte")
+PARTS = ("a round", "an actor", "a client", "a megabyte")
 
 
 def fit(shapes: list[Shape], seconds: list[float]) -> list[float]:
@@ -194,18 +191,18 @@ def _size(fields: Fields) -> int:
 def _costs(settings: Settings, progress: Progress, outcome: Outcome) -> None:
     """Take apart what a round costs the main process, and say what larger ones would."""
     systems, shapes, rounds = [], [], {}
-    for (width, sampled), count in SHAPES.items():
+    for (width, sampled, actors), count in SHAPES.items():
         chosen = _almost_nothing("digits-mlp" if width else "digits-softmax") | {
             "federation.clients": 1000,
             "federation.participation": sampled / 1000,
         }
         chosen |= {"model.width": width} if width else {}
-        shapes.append(Shape(sampled, _size(chosen), CORES))
-        name = f"{sampled} clients of {shapes[-1].client_bytes / 1e6:.3g} MB"
-        system = fleet.deltafl_on_nodes(chosen, CORES, 1, name, clock="processor")
+        shapes.append(Shape(sampled, _size(chosen), actors))
+        name = f"{sampled} clients of {shapes[-1].client_bytes / 1e6:.3g} MB, {actors} actors"
+        system = fleet.deltafl_on_nodes(chosen, CORES, actors // CORES, name, clock="processor")
         rounds[name] = settings.rounds or count
         systems.append(system)
-    repeats, _ = settings.choose(3, 1)
+    repeats, _ = settings.choose(2, 1)
     results = compare.interleave(systems, progress, repeats=repeats, rounds=rounds)
     outcome.raw["costs"] = compare.raw(results)
     if any(not series.blocks for series in results.values()):
@@ -218,7 +215,7 @@ def _costs(settings: Settings, progress: Progress, outcome: Outcome) -> None:
         [
             str(shape.clients),
             f"{shape.client_bytes / 1e6:.3g}",
-            str(shape.calls),
+            str(shape.actors),
             f"{series.median * 1e3:.3g}",
             f"{series.mad * 1e3:.2g}",
             str(len(series.seconds)),
@@ -226,8 +223,8 @@ def _costs(settings: Settings, progress: Progress, outcome: Outcome) -> None:
         ]
         for shape, series in zip(shapes, results.values(), strict=True)
     ]
-    columns = ("clients", "MB a client", "calls", "median ms", "MAD", "n", "by the four costs, ms")
-    title = f"processor time of the main process for a round, {CORES} nodes with an actor each"
+    columns = ("clients", "MB a client", "actors", "median ms", "MAD", "n", "by the four costs, ms")
+    title = f"processor time of the main process for a round, {CORES} nodes"
     outcome.tables.append(Table(title, columns, lines))
     outcome.tables.append(
         Table(
@@ -250,7 +247,6 @@ def _modelled(costs: list[float]) -> Table:
                 [
                     f"{what}, {work:g} s",
                     f"{clients:,}",
-                    f"{shape.calls:,}",
                     f"{shape.megabytes / 1e3:.3g}",
                     f"{main:.3g}",
                     f"{clients * work / ACTORS:.3g}",
@@ -261,7 +257,6 @@ def _modelled(costs: list[float]) -> Table:
     columns = (
         "clients",
         "a round",
-        "calls",
         "GB",
         "main process, s",
         "actors, s",
@@ -270,4 +265,4 @@ def _modelled(costs: list[float]) -> Table:
     return Table(title, columns, lines)
 
 
-ITEM = Item("ray", TITLE, 20, measure)
+ITEM = Item("ray", TITLE, 10, measure)

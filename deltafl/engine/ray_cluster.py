@@ -1,10 +1,11 @@
 """The Ray engine: one actor a CPU of a cluster, each with one thread.
 
-The data set is put into Ray's object store once a run and the global weights once a round, each in
-flat buffers that all actors of a node look into; a bundle of clients comes back as one buffer. An
-actor or node that dies is replaced and its clients run again; since a client's work depends on
-nothing but its inputs, the bits stay the same. Without an address the cluster is a local one that
-only this machine can reach, and that ends with the engine.
+Ray finds places for the actors, notices when they die, and brings them what is large: the data set
+once a run and the global weights once a round, in flat buffers that all actors of a node look into.
+Clients, and small weights, go to each actor over a link, and a bundle of clients comes back as one
+buffer. An actor or node that dies is replaced and its clients run again; since a client's work
+depends on nothing but its inputs, the bits stay the same. Without an address the cluster is a local
+one that only this machine can reach, and that ends with the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
+import selectors
 import signal
 import socket
 import sys
@@ -25,12 +28,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deltafl.client import Updates
 from deltafl.engine import janitor
 from deltafl.engine.base import ClientTask, Evaluation, Setup, bundles, chunks, total
+from deltafl.engine.link import CONNECT_SECONDS, KEY_BYTES, Link
 from deltafl.engine.out_of_band import as_tensor, pack
 from deltafl.engine.ray_desk import RayDesk, Reply, bundle_layout, tools
 from deltafl.engine.shared import Layout, copy_into
@@ -38,19 +43,19 @@ from deltafl.engine.workbench import build_model, bundle_size
 from deltafl.engine.workers import available_cores
 from deltafl.errors import UserError
 
-# A finished bundle waits in the object store until all before it are taken; more places than
-# actors keep the actors busy when clients differ in size.
+# A finished bundle waits in the main process until all before it are taken. So many bytes of them,
+# and a few of each actor however large they are, keep the actors busy when clients differ in size.
+WAITING_BYTES = 64 << 20
 PLACES_PER_ACTOR = 4
 # An actor that has its next job already need not wait for the main process to wake up.
 JOBS_AHEAD = 2
-# What is below so many bytes Ray sends along with a message, and what is larger goes through the
-# object store, which costs more than another message. So answers are made to stay below it.
-MESSAGE = 100 << 10
-OWN_MESSAGE = 1 << 20
-FILLED = 0.9  # the rest of a message is for metrics and the like
+# Weights of so many bytes still go to every actor over its link. Larger ones go to every node once,
+# through Ray's object store, which takes some milliseconds.
+SMALL = 100 << 10
 MAX_TRIES = 3
-CONNECT_SECONDS = 10
 START_SECONDS = 300
+LOOK_SECONDS = 0.2  # how often Ray is asked while nobody answers
+REASON_SECONDS = 5
 # Ray's sockets lie 64 characters below its folder, and a socket's path has at most 107.
 LONGEST_FOLDER = 40
 
@@ -61,8 +66,8 @@ REMOTE = {"NUM_REDIS_GET_RETRIES": 2}
 
 
 @dataclass(eq=False)
-class Piece:
-    """A bundle of clients, or a chunk of the test set: the least that is worked on at once."""
+class Job:
+    """A bundle of clients, or a chunk of the test set, and its place in the order."""
 
     order: int
     content: Any
@@ -71,37 +76,12 @@ class Piece:
 
 @dataclass(eq=False)
 class Stream:
-    """What is to be done with some weights: pieces that wait, and answers that came early."""
+    """What is to be done with some weights: jobs that wait, and answers that came early."""
 
     method: str
     weights: Any
-    waiting: deque[Piece]
-    largest: int
-    """How many pieces a call may have."""
+    waiting: deque[Job]
     answers: dict[int, tuple[bool, Any]] = field(default_factory=dict)
-
-    def next_pieces(self, actors: int) -> list[Piece]:
-        """Take what the next call is about: many pieces at first, and fewer towards the end.
-
-        A message costs about a millisecond of processor time at either end, whatever is in it.
-        """
-        size = min(self.largest, -(-len(self.waiting) // (2 * actors)))
-        pieces = [self.waiting.popleft()]
-        while len(pieces) < size and not (pieces[0].tries or self.waiting[0].tries):
-            pieces.append(self.waiting.popleft())
-        return pieces
-
-    def put_back(self, pieces: Sequence[Piece]) -> None:
-        """Let pieces wait again, in their old order."""
-        self.waiting = deque(sorted([*self.waiting, *pieces], key=lambda piece: piece.order))
-
-
-@dataclass(eq=False)
-class Job:
-    """A call of an actor: what it is about, and where its answer will be."""
-
-    pieces: list[Piece]
-    reference: Any
 
 
 @dataclass(eq=False)
@@ -109,34 +89,46 @@ class Actor:
     """An actor and the jobs it has, the one it is doing first."""
 
     handle: Any
-    opening: Any = None
-    """The answer to come before it can work on the run; None once it has come."""
-    jobs: deque[Job] = field(default_factory=deque)
+    call: Any = None
+    """What Ray was last asked to let it do: to open the run, or to work on it."""
+    link: Link | None = None
+    """None until it has opened the run."""
     holds: Any = None
     """The weights it was given last."""
+    jobs: deque[Job] = field(default_factory=deque)
 
-    def give(self, stream: Stream, pieces: list[Piece]) -> None:
-        """Call the actor; it works on its calls one after the other."""
-        news = None if stream.weights is self.holds else stream.weights
-        call = getattr(self.handle, stream.method).remote
-        self.jobs.append(Job(pieces, call(news, [piece.content for piece in pieces])))
-        self.holds = stream.weights
+    def work(self, link: Link) -> None:
+        """Let it do what comes over a link."""
+        self.link = link
+        self.call = self.handle.work.remote()
 
-    @property
-    def next_answer(self) -> Any:
-        """The answer it will give next, or None if none is to come."""
-        if self.opening is None and self.jobs:
-            return self.jobs[0].reference
-        return self.opening
+    def take(self, weights: Any) -> None:
+        """Give it weights for the next jobs: a buffer, or where it lies in the object store."""
+        if weights is not self.holds:
+            self.holds = weights
+            if isinstance(weights, np.ndarray):
+                self._send(("take", weights))
+            else:
+                self._send(None)
+                self.call = self.handle.work.remote(weights)
+
+    def give(self, method: str, job: Job) -> None:
+        """Give it a job; it does one after the other."""
+        self.jobs.append(job)
+        self._send((method, job.content))
+
+    def _send(self, message: object) -> None:
+        assert self.link is not None
+        with contextlib.suppress(OSError):  # that it is dead is noticed when it does not answer
+            self.link.send(message)
 
 
 class _Run:
     """What all actors share of a run, and the weights they were given last."""
 
-    def __init__(self, ray: Any, setup: Setup, inline: int) -> None:
+    def __init__(self, ray: Any, setup: Setup) -> None:
         model = build_model(setup)
         self._ray = ray
-        self._inline = inline
         # A copy no longer refers to files, which other nodes may not have.
         content, buffers = pack(replace(setup, dataset=setup.dataset.by_value()))
         self.content = content
@@ -145,18 +137,16 @@ class _Run:
         self.layout = Layout.of(model.state_dict())
         self.bundle = bundle_size(setup, model)
         self.chunks = chunks(setup.evaluated)
+        self.places = WAITING_BYTES // (self.bundle * self.layout.size)
         self._block: Tensor | None = None
         self._reference: Any = None
 
     def broadcast(self, weights: Mapping[str, Tensor]) -> Any:
-        """Put the weights into the object store, unless they are what lies there already.
-
-        In a cluster of this machine alone small ones go with the messages, which is quicker.
-        """
+        """Return what brings the weights to the actors; large ones are put where they lie once."""
         block = torch.zeros(self.layout.size, dtype=torch.uint8)
         copy_into(self.layout.views(block), weights)
         if self._block is None or not torch.equal(block, self._block):
-            small = block.nbytes <= self._inline
+            small = block.nbytes <= SMALL
             self._reference = block.numpy() if small else _put(self._ray, block.numpy())
             self._block = block
         return self._reference
@@ -171,12 +161,14 @@ class RayEngine:
         self._address = address
         self._actors: list[Actor] = []
         self._stillborn = 0
+        self._key = secrets.token_bytes(KEY_BYTES)
         self._run: _Run | None = None
 
     def __enter__(self) -> RayEngine:
         with contextlib.ExitStack() as stack:
             cpus = self._workers or available_cores()
-            self._ray, self._own = stack.enter_context(_connected(self._address, cpus))
+            self._ray = stack.enter_context(_connected(self._address, cpus))
+            self._links = stack.enter_context(selectors.DefaultSelector())
             stack.callback(self._dismiss)
             self._remote = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(RayDesk)
             count = self._workers or int(self._ray.cluster_resources().get("CPU", 0))
@@ -200,6 +192,7 @@ class RayEngine:
         self._actors, self._run = [], None
 
     def _end(self, actor: Actor) -> None:
+        self._hang_up(actor)
         with contextlib.suppress(Exception):  # it may be gone, or Ray itself
             self._ray.kill(actor.handle)
 
@@ -208,14 +201,22 @@ class RayEngine:
         if torch.device(setup.device).type != "cpu":
             raise UserError("the actors of a Ray cluster compute on CPUs: use --run.device cpu")
         self._run = None  # its buffers go before the next ones come
-        self._run = _Run(self._ray, setup, int(FILLED * OWN_MESSAGE) if self._own else 0)
+        self._run = _Run(self._ray, setup)
         for actor in self._actors:
             self._send(actor)
 
     def _send(self, actor: Actor) -> None:
+        """Let an actor open the run, as soon as it has done what it is doing."""
         run = self._opened()
-        actor.holds = None
-        actor.opening = actor.handle.open.remote(run.content, run.buffers, run.tools)
+        self._hang_up(actor)
+        actor.jobs.clear()
+        actor.call = actor.handle.open.remote(run.content, run.buffers, run.tools, self._key)
+
+    def _hang_up(self, actor: Actor) -> None:
+        if actor.link is not None:
+            self._links.unregister(actor.link)
+            actor.link.close()
+        actor.link = actor.holds = None
 
     def _opened(self) -> _Run:
         if self._run is None:
@@ -228,9 +229,7 @@ class RayEngine:
         """Yield the clients' updates in the order of `tasks`."""
         run = self._opened()
         given = bundles([_absolute(task) for task in tasks], run.bundle)
-        room = FILLED * (OWN_MESSAGE if self._own else MESSAGE)
-        largest = max(1, int(room) // (run.bundle * run.layout.size))
-        replies: Iterator[Reply] = self._stream("train", weights, given, largest)
+        replies: Iterator[Reply] = self._stream("train", weights, given)
         for buffer, samples, metrics in replies:
             layout = bundle_layout(run.layout, len(samples))
             yield Updates(layout.views(as_tensor(buffer)), samples, metrics)
@@ -238,19 +237,22 @@ class RayEngine:
     def evaluate(self, weights: Mapping[str, Tensor]) -> Evaluation:
         """Evaluate the global weights on all samples held for that."""
         every = self._opened().chunks
-        return total(list(self._stream("evaluate", weights, every, len(every))), every[-1][1])
+        return total(list(self._stream("evaluate", weights, every)), every[-1][1])
 
     def _stream(
-        self, method: str, weights: Mapping[str, Tensor], contents: Sequence[Any], largest: int
+        self, method: str, weights: Mapping[str, Tensor], contents: Sequence[Any]
     ) -> Iterator[Any]:
-        """Yield the results of all pieces in order, whichever actor finishes first.
+        """Yield the answers to all jobs in order, whichever actor finishes first.
 
-        Pieces are handed out in order, so the next one in order is always at work or done.
+        Jobs are handed out in order, so the next one in order is always at work or done.
         """
-        pieces = deque(Piece(order, content) for order, content in enumerate(contents))
-        stream = Stream(method, self._opened().broadcast(weights), pieces, largest)
+        jobs = deque(Job(order, content) for order, content in enumerate(contents))
+        stream = Stream(method, self._opened().broadcast(weights), jobs)
         for actor in self._actors:
-            actor.jobs.clear()  # of a stream that was interrupted
+            if actor.jobs:  # of a stream that was interrupted, perhaps within an answer
+                self._send(actor)
+            elif actor.link is not None:
+                actor.take(stream.weights)
         try:
             for order in range(len(contents)):
                 while order not in stream.answers:
@@ -268,73 +270,100 @@ class RayEngine:
             raise
 
     def _hand_out(self, stream: Stream, taken: int) -> None:
-        """Give the next pieces to idle actors, then to busy ones ahead, while there are places.
+        """Give the next jobs to idle actors, then to busy ones ahead, while there are places.
 
-        The last pieces are not given ahead: they go to whoever is idle first.
+        The last jobs are not given ahead: they go to whoever is idle first.
         """
-        ready = [actor for actor in self._actors if actor.opening is None]
-        places = taken + PLACES_PER_ACTOR * len(ready) * stream.largest
+        linked = [actor for actor in self._actors if actor.link is not None]
+        places = taken + max(self._opened().places, PLACES_PER_ACTOR * len(linked))
         for ahead in range(JOBS_AHEAD):
-            for actor in ready:
+            for actor in linked:
                 waiting = stream.waiting
-                if len(waiting) <= ahead * len(ready) or waiting[0].order >= places:
+                if len(waiting) <= ahead * len(linked) or waiting[0].order >= places:
                     return
                 if len(actor.jobs) <= ahead:
-                    actor.give(stream, stream.next_pieces(len(ready)))
+                    actor.give(stream.method, waiting.popleft())
 
     def _collect(self, stream: Stream) -> None:
-        """Wait for at least one answer or death, and note the answers."""
-        coming = {
-            actor.next_answer: place
-            for place, actor in enumerate(self._actors)
-            if actor.next_answer is not None
-        }
+        """Wait a moment for an answer, an arrival or a death, and note the answers."""
         # Actors that wait for a free CPU do not matter while others work.
         working = any(actor.jobs for actor in self._actors)
-        patience = None if working else START_SECONDS
-        done, _ = self._ray.wait(list(coming), timeout=patience)
-        if not done:
+        answered = self._links.select(LOOK_SECONDS) if working else []
+        for key, _ in answered:
+            self._receive(key.data, stream)
+        # Ray knows who has opened the run and, where nobody answers, who does not work any more.
+        calls = {a.call: a for a in self._actors if a.link is None or not answered}
+        if not calls:
+            return
+        count, patience = (len(calls), 0) if working else (1, START_SECONDS)
+        over, _ = self._ray.wait(list(calls), num_returns=count, timeout=patience)
+        if not (over or working):
             raise UserError(
                 f"no actor could start within {START_SECONDS} s: the CPUs of the Ray cluster are "
                 "taken, or its nodes are gone; see ray status"
             )
-        for reference in done:
-            actor = self._actors[coming[reference]]
-            try:
-                ok, answer = self._ray.get(reference)
-            except self._ray.exceptions.RayTaskError:
-                raise  # not a death, but a fault of ours
-            except self._ray.exceptions.RayError as error:
-                self._replace(coming[reference], error, stream)
-                continue
-            if actor.opening is not None:
-                if not ok:
-                    raise answer
-                actor.opening, self._stillborn = None, 0
-                continue
-            orders = [piece.order for piece in actor.jobs.popleft().pieces]
-            found = [(True, one) for one in answer] if ok else [(False, answer)] * len(orders)
-            stream.answers.update(zip(orders, found, strict=True))
+        for reference in over:
+            actor = calls[reference]
+            if actor.link is None:
+                self._welcome(actor, stream)
+            else:
+                self._replace(actor, stream)
 
-    def _replace(self, place: int, reason: Exception, stream: Stream) -> None:
-        """Put a new actor where one has died, and let its pieces wait again."""
-        dead = self._actors[place]
-        self._end(dead)
-        self._actors[place] = self._hire()
-        self._send(self._actors[place])
-        why = str(reason).strip().splitlines()[-1].strip()
-        if not dead.jobs:
-            self._stillborn += 1
-            if self._stillborn >= MAX_TRIES * len(self._actors):
-                raise UserError(f"actors end before they begin: {why}")
+    def _receive(self, actor: Actor, stream: Stream) -> None:
+        """Note an answer, or replace who gives none any more."""
+        assert actor.link is not None
+        try:
+            answer = actor.link.receive()
+        except (OSError, EOFError):
+            self._replace(actor, stream)
             return
-        for piece in dead.jobs[0].pieces:
-            piece.tries += 1
-            if piece.tries >= MAX_TRIES:
-                training = stream.method == "train"
-                what = f"client {piece.content[0].client}" if training else "the evaluation"
-                raise UserError(f"actors died {MAX_TRIES} times on {what}: {why}")
-        stream.put_back([piece for job in dead.jobs for piece in job.pieces])
+        self._stillborn = 0
+        stream.answers[actor.jobs.popleft().order] = answer
+
+    def _welcome(self, actor: Actor, stream: Stream) -> None:
+        """Connect to an actor that has opened the run, or replace one that has died over it."""
+        try:
+            ok, answer = self._ray.get(actor.call)
+            link = Link.to(answer, self._key) if ok else None
+        except self._ray.exceptions.RayTaskError:
+            raise  # not a death, but a fault of ours
+        except (self._ray.exceptions.RayError, OSError):
+            self._replace(actor, stream)
+            return
+        if link is None:
+            raise answer
+        self._links.register(link, selectors.EVENT_READ, actor)
+        actor.work(link)
+        actor.take(stream.weights)
+
+    def _replace(self, dead: Actor, stream: Stream) -> None:
+        """Put a new actor where one has died, and let its jobs wait again."""
+        if dead.jobs:
+            dead.jobs[0].tries += 1
+            hopeless = dead.jobs[0].tries >= MAX_TRIES
+        else:
+            self._stillborn += 1
+            hopeless = self._stillborn >= MAX_TRIES * len(self._actors)
+        why = self._reason(dead) if hopeless else ""
+        self._end(dead)
+        actor = self._actors[self._actors.index(dead)] = self._hire()
+        self._send(actor)
+        if hopeless and not dead.jobs:
+            raise UserError(f"actors end before they begin: {why}")
+        if hopeless:
+            training = stream.method == "train"
+            what = f"client {dead.jobs[0].content[0].client}" if training else "the evaluation"
+            raise UserError(f"actors died {MAX_TRIES} times on {what}: {why}")
+        again = sorted([*stream.waiting, *dead.jobs], key=lambda job: job.order)
+        stream.waiting = deque(again)
+
+    def _reason(self, dead: Actor) -> str:
+        """Return Ray's last word on why an actor died."""
+        try:
+            self._ray.get(dead.call, timeout=REASON_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            return str(error).strip().splitlines()[-1].strip()
+        return "the main process has lost the connection to it"
 
 
 def _absolute(task: ClientTask) -> ClientTask:
@@ -355,11 +384,8 @@ def _put(ray: Any, value: object) -> Any:
 
 
 @contextlib.contextmanager
-def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
-    """Yield Ray, connected to a cluster: the given one, or a local one with so many CPUs.
-
-    Also yields whether the cluster was started for this.
-    """
+def _connected(address: str | None, cpus: int) -> Iterator[Any]:
+    """Yield Ray, connected to a cluster: the given one, or a local one with so many CPUs."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nobody is told that Ray runs
     try:
         import ray  # noqa: PLC0415  (an extra, and slow to import)
@@ -369,7 +395,7 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
         here = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", here):
             raise UserError(f"this process is connected to Ray at {here} already, not {address}")
-        yield ray, False
+        yield ray
         return
     with contextlib.ExitStack() as stack:
         before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
@@ -383,10 +409,8 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
                 "num_cpus": cpus,
                 "include_dashboard": False,
                 "_temp_dir": str(folder),
-                "_system_config": {
-                    "max_direct_call_object_size": OWN_MESSAGE,
-                    "worker_niceness": 0,  # the actors are what this is about
-                },
+                # The actors are what this is about.
+                "_system_config": {"worker_niceness": 0},
             }
         else:
             _reach(address)
@@ -409,7 +433,7 @@ def _connected(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
             raise UserError(f"cannot use Ray {where}: {error}") from None
         # Ray has put handlers of its own there; the last of them ends the process with a core dump.
         _on_sigterm(_leave if before is signal.SIG_DFL else before)
-        yield ray, address is None
+        yield ray
 
 
 def _reach(address: str) -> None:

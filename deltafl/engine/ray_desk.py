@@ -1,23 +1,26 @@
-"""What a Ray actor does: the work of bundles of clients, from weights in the object store.
+"""What a Ray actor does: it is this class, made remote by `deltafl.engine.ray_cluster`.
 
-It does not import Ray: an actor is this class, made remote by `deltafl.engine.ray_cluster`.
+Ray brings the run, and the weights of a round where they are large. Clients and what comes of them
+travel over a link to the main process, because a call of Ray costs a millisecond at either end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, wraps
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any
 
 import torch
 
 from deltafl.client import ClientMetrics
 from deltafl.engine import process
-from deltafl.engine.base import ClientTask
+from deltafl.engine.base import ClientTask, Setup
+from deltafl.engine.link import Link, Offer
 from deltafl.engine.out_of_band import Buffer, as_tensor, unpack
 from deltafl.engine.shared import Layout, copy_into
 from deltafl.engine.workbench import Workbench
@@ -26,7 +29,6 @@ from deltafl.models import Classifier
 from deltafl.version import __version__
 
 Reply = tuple[Buffer, Sequence[int], Sequence[ClientMetrics]]
-Given = ParamSpec("Given")
 
 
 def tools(model: Classifier) -> dict[str, object]:
@@ -49,23 +51,8 @@ def bundle_layout(weights: Layout, clients: int) -> Layout:
     )
 
 
-def _answering(
-    method: Callable[Concatenate[RayDesk, Given], object],
-) -> Callable[Concatenate[RayDesk, Given], tuple[bool, object]]:
-    """Answer (True, result) or (False, error): an error is an answer, a dead actor gives none."""
-
-    @wraps(method)
-    def answer(desk: RayDesk, /, *args: Given.args, **kwargs: Given.kwargs) -> tuple[bool, object]:
-        try:
-            return True, method(desk, *args, **kwargs)
-        except Exception as error:
-            return False, error
-
-    return answer
-
-
 class RayDesk:
-    """A workbench that reads weights from buffers and answers with buffers."""
+    """A workbench that is handed work over a link, and answers with buffers."""
 
     def __init__(self, module_path: Sequence[str]) -> None:
         """Prepare for work on one thread; modules are looked for where the main process does."""
@@ -74,13 +61,26 @@ class RayDesk:
         # The data lies in memory that all actors of a node share, and nothing here writes to it.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
 
-    @_answering
     def open(
-        self, content: bytes, buffers: Sequence[Buffer], expected: Mapping[str, object]
-    ) -> None:
-        """Take up a run that `out_of_band.pack` packed."""
+        self, content: bytes, buffers: Sequence[Buffer], expected: Mapping[str, object], key: bytes
+    ) -> tuple[bool, object]:
+        """Take up a run that `out_of_band.pack` packed: (True, where to connect) or (False, why).
+
+        An error is an answer; an actor that is dead gives none.
+        """
         vars(self).pop("_bench", None)  # the last run goes before the next one needs its memory
-        bench = Workbench(unpack(content, buffers))
+        try:
+            self._take_up(unpack(content, buffers), expected)
+        except Exception as error:
+            return False, error
+        from ray.util import get_node_ip_address  # noqa: PLC0415  (an extra)
+
+        self._link: Link | None = None
+        self._offer = Offer(get_node_ip_address(), key)
+        return True, self._offer.address
+
+    def _take_up(self, setup: Setup, expected: Mapping[str, object]) -> None:
+        bench = Workbench(setup)
         ours = tools(bench.model)
         for name, wanted in expected.items():
             if ours[name] != wanted:
@@ -91,16 +91,31 @@ class RayDesk:
         self._bench = bench
         self._layout = Layout.of(bench.model.state_dict())
 
-    @_answering
-    def train(self, weights: Buffer | None, bundles: Sequence[Sequence[ClientTask]]) -> list[Reply]:
-        """Run bundles of clients; the weights of each come back in one buffer.
+    def work(self, weights: Buffer | None = None) -> None:
+        """Do what comes over the link, until None says that Ray brings the next weights."""
+        if weights is not None:
+            self._take(weights)
+        if self._link is None:
+            self._link = self._offer.accept()
+        with contextlib.suppress(OSError, EOFError):  # whoever hung up opens this again, or ends it
+            while (message := self._link.receive()) is not None:
+                method, content = message
+                if method == "take":
+                    self._take(content)
+                else:
+                    self._link.send(self._answer(method, content))
 
-        No weights are those of the last call: most calls of a round need not fetch them.
-        """
-        self._take(weights)
-        return [self._train(bundle) for bundle in bundles]
+    def _take(self, weights: Buffer) -> None:
+        self._weights = self._layout.views(as_tensor(weights))
 
-    def _train(self, bundle: Sequence[ClientTask]) -> Reply:
+    def _answer(self, method: str, content: Any) -> tuple[bool, object]:
+        try:
+            return True, getattr(self, method)(content)
+        except Exception as error:
+            return False, error
+
+    def train(self, bundle: Sequence[ClientTask]) -> Reply:
+        """Run a bundle of clients; their weights come back in one buffer."""
         for task in bundle:
             _require(task.recall)
             _require(task.remember and task.remember.parent)
@@ -110,17 +125,9 @@ class RayDesk:
         copy_into(layout.views(block), updates.weights)
         return block.numpy(), updates.samples, updates.metrics
 
-    @_answering
-    def evaluate(
-        self, weights: Buffer | None, chunks: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, float]]:
-        """Evaluate some chunks of the test set."""
-        self._take(weights)
-        return [self._bench.evaluate(self._weights, *chunk) for chunk in chunks]
-
-    def _take(self, weights: Buffer | None) -> None:
-        if weights is not None:
-            self._weights = self._layout.views(as_tensor(weights))
+    def evaluate(self, chunk: tuple[int, int]) -> tuple[int, float]:
+        """Evaluate a chunk of the test set."""
+        return self._bench.evaluate(self._weights, *chunk)
 
 
 def _require(path: Path | None) -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from benchmarks.items import cluster
 from benchmarks.session import FailedError, Session, System
 from benchmarks.systems.nets import NETS
 from deltafl import models
-from deltafl.engine.ray_cluster import FILLED, MESSAGE, Piece, Stream
 
 SHAPES = {"cnn": (1, 28, 28), "softmax": (1, 8, 8), "mlp": (1, 8, 8), "resnet18": (3, 32, 32)}
 
@@ -70,23 +68,17 @@ def test_a_failed_system_stays_in_the_table():
     assert rows[1][:2] == ["b", "failed: not installed"]
 
 
-@pytest.mark.parametrize("size", [2_600, 30_000, 90_000, 10**6])
-def test_the_model_of_a_round_makes_the_calls_of_the_engine(size):
-    largest = max(1, int(FILLED * MESSAGE) // size)
-    stream = Stream("train", None, deque(Piece(order, None) for order in range(1000)), largest)
-    calls = 0
-    while stream.waiting:
-        stream.next_pieces(3)
-        calls += 1
-    assert cluster.Shape(1000, size, 3).calls == calls
-
-
 def test_the_costs_of_a_round_are_found_again():
     shapes = [cluster.Shape(clients, size, 2) for clients in (10, 200) for size in (2_600, 90_000)]
-    shapes.append(cluster.Shape(10, 10**7, 2))
-    true = [0.002, 0.001, 0.0001, 0.0]
+    shapes += [cluster.Shape(10, 10**7, 2), cluster.Shape(10, 2_600, 8)]
+    true = [0.002, 0.0005, 0.0001, 0.0]
     seconds = [sum(a * b for a, b in zip(true, shape.parts, strict=True)) for shape in shapes]
     assert cluster.fit(shapes, seconds) == pytest.approx(true, abs=1e-6)
+
+
+def test_large_weights_leave_the_main_process_once():
+    assert cluster.Shape(10, 90_000, 5).megabytes == pytest.approx(15 * 0.09)
+    assert cluster.Shape(10, 10**6, 5).megabytes == pytest.approx(11)
 
 
 def test_memory_counts_descendants():

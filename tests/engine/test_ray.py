@@ -120,7 +120,7 @@ def test_a_node_that_dies_in_the_middle_of_a_round_changes_no_bit(small, scratch
             weights = prepared(engine, setup)
             assert len(engine._actors) == 3
             assert_same(trained(engine, weights, tasks), expected)
-            assert {actor.opening for actor in engine._actors} == {None}
+            assert all_are_linked(engine)
             handles = [actor.handle for actor in engine._actors]
             updates = engine.train(weights, tasks)
             found = taken(next(updates))
@@ -141,7 +141,11 @@ def test_a_node_that_dies_in_the_middle_of_a_round_changes_no_bit(small, scratch
 def all_are_open(engine, weights, tasks):
     """Work a little, and tell whether all actors could have done it."""
     trained(engine, weights, tasks)
-    return all(actor.opening is None for actor in engine._actors)
+    return all_are_linked(engine)
+
+
+def all_are_linked(engine):
+    return all(actor.link is not None for actor in engine._actors)
 
 
 VARIATIONS = [
@@ -176,6 +180,41 @@ def test_clients_on_ray_have_the_bits_of_this_process(
     weights = prepared(engine, setup)
     assert_same(trained(engine, weights, tasks), expected)
     assert engine.evaluate(weights) == evaluation
+
+
+def test_large_weights_go_through_the_object_store(engine, small):
+    setup = build_setup(small.override(**{"task": "digits-mlp", "model.width": 1000}))
+    tasks = [ClientTask(client, 1, 0.0) for client in range(6)]
+    with InlineEngine() as inline:
+        weights = prepared(inline, setup)
+        other = {name: value / 2 for name, value in weights.items()}
+        expected = [
+            (trained(inline, given, tasks), inline.evaluate(given)) for given in (weights, other)
+        ]
+    prepared(engine, setup)
+    for given, (updates, evaluation) in zip((weights, other), expected, strict=True):
+        assert isinstance(engine._run.broadcast(given), engine._ray.ObjectRef)
+        assert_same(trained(engine, given, tasks), updates)
+        assert engine.evaluate(given) == evaluation
+
+
+def test_a_stream_that_was_interrupted_leaves_no_answers(engine, small, monkeypatch):
+    setup = build_setup(small.override(**{"engine.fast": False}))
+    tasks = [ClientTask(client % 6, 1 + client // 6, 0.0) for client in range(20)]
+    with InlineEngine() as inline:
+        expected = trained(inline, prepared(inline, setup), tasks)
+    weights = prepared(engine, setup)
+    trained(engine, weights, tasks)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trained(engine, weights, tasks)
+    assert any(actor.jobs for actor in engine._actors)
+    assert_same(trained(engine, weights, tasks), expected)
 
 
 def test_an_actor_that_dies_is_replaced_and_the_bits_stay(engine, small):
@@ -235,20 +274,19 @@ def test_a_large_client_does_not_keep_the_small_ones_waiting(engine, small, monk
     setup = build_setup(small.override(**{"engine.fast": False, "task": "digits-mlp"}))
     setup = replace(setup, partition=Unequal(small.federation.clients))
     weights = prepared(engine, setup)
-    while any(actor.opening is not None for actor in engine._actors):
-        trained(engine, weights, [ClientTask(1, 1, 0.0)])
+    wait_until(lambda: all_are_open(engine, weights, [ClientTask(1, 1, 0.0)]))
     given = Counter()
 
-    def give(actor, stream, pieces, plain=ray_cluster.Actor.give):
-        given[id(actor)] += len(pieces)
-        plain(actor, stream, pieces)
+    def give(actor, method, job, plain=ray_cluster.Actor.give):
+        given[id(actor)] += 1
+        plain(actor, method, job)
 
     monkeypatch.setattr(ray_cluster.Actor, "give", give)
     tasks = [ClientTask(min(client, 1), 1, 0.0) for client in range(40)]
     samples = [n for _, n, _ in trained(engine, weights, tasks)]
     assert samples == [6_000] + [8] * 39
-    # Whoever has the large client was given the first quarter, and a share ahead.
-    assert min(given.values()) <= 10 + 6, given
+    # Whoever has the large client was given one ahead, and a few more if it ended early.
+    assert min(given.values()) <= 8, given
 
 
 def test_memories_travel_as_files_and_a_missing_one_is_named(engine, small, tmp_path, monkeypatch):
