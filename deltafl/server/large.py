@@ -20,7 +20,7 @@ from deltafl.server.weights import Weights
 LARGE = 4_000_000
 """Numbers in a model from which its weights are not joined."""
 
-# Elements of a piece: in float64 it stays in the cache.
+# Elements of a piece of every client: in float64 it stays in the cache.
 _PIECE = 1 << 16
 
 
@@ -95,7 +95,7 @@ class LargeAverage(Collector):
 def _pieces(tensor: Tensor, clients: int) -> Iterator[Tensor]:
     """Return the columns of a tensor as [client, entry], a piece at a time, to look into."""
     rows = tensor.reshape(clients, tensor.numel() // clients)
-    return iter(torch.split(rows, max(1, _PIECE // clients), dim=1))
+    return iter(torch.split(rows, _PIECE, dim=1))
 
 
 def is_large(weights: Mapping[str, Tensor]) -> bool:
