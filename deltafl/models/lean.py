@@ -2,8 +2,7 @@
 
 Of a batch of 16 texts of 128 tokens, torch keeps some 80 MB for each layer of MiniLM. Much of it is
 quickly computed again from what is kept as well: attention's weights, and what the activation
-lets through. Dropout's factors are two, which a byte tells apart. What is computed again costs as
-much as torch's own care for rows without a key, which a text does not have.
+lets through. Dropout's factors are two, which a byte tells apart.
 """
 
 from __future__ import annotations
