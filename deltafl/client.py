@@ -94,7 +94,10 @@ class OptimizerSteps:
             return loss.detach()
 
         # torch types a closure's loss as float, and hands on whatever it returns.
-        return cast(Tensor, self._optimizer.step(closure))  # type: ignore[arg-type]
+        loss = cast(Tensor, self._optimizer.step(closure))  # type: ignore[arg-type]
+        # A large model's gradients would lie beside those of the next step.
+        self._optimizer.zero_grad()
+        return loss
 
     def metrics(self, loss: float, record: bool) -> ClientMetrics:
         """Return how the steps went."""

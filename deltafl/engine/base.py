@@ -49,6 +49,11 @@ class Setup:
         rows = self.test_rows if self.held_out is None else self.held_out
         return len(self.dataset.test) if rows is None else len(rows)
 
+    @property
+    def one_shape(self) -> bool:
+        """Whether all batches have the same shape; those of texts differ in length."""
+        return self.dataset.shape is not None
+
 
 class ClientTask(NamedTuple):
     """One client's work in one round. Memories are files, so that they outlive a process."""

@@ -26,7 +26,7 @@ class InlineEngine:
 
     def open(self, setup: Setup) -> None:
         """Set up the workbench of a run."""
-        process.keep_freed_memory()
+        process.keep_freed(one_shape=setup.one_shape)
         self._bench = Workbench(setup)
         self._bundle = bundle_size(setup, self._bench.model)
         self._chunks = chunks(setup.evaluated)

@@ -80,6 +80,7 @@ class RayDesk:
         return True, self._offer.address
 
     def _take_up(self, setup: Setup, expected: Mapping[str, object]) -> None:
+        process.keep_freed(one_shape=setup.one_shape)
         bench = Workbench(setup)
         ours = tools(bench.model)
         for name, wanted in expected.items():

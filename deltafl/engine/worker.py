@@ -21,6 +21,8 @@ class Desk:
     """A workbench, and the shared memory that it reads from and writes to."""
 
     def __init__(self, setup: Setup, places: Places, memory: SharedMemory) -> None:
+        self._one_shape = setup.one_shape
+        process.keep_freed(one_shape=self._one_shape)
         self._bench = Workbench(setup)
         self._slots = places.bundles(memory.bytes)
         self._global = places.global_weights(memory.bytes)
@@ -29,6 +31,8 @@ class Desk:
         """Run a bundle of clients and leave their weights in the slot."""
         updates = self._bench.train(self._global, bundle)
         copy_into(first_clients(self._slots[slot], len(bundle)), updates.weights)
+        if not self._one_shape:
+            process.give_back()
         return updates.samples, updates.metrics
 
     def evaluate(self, start: int, stop: int, _slot: int) -> object:

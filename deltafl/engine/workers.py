@@ -147,7 +147,7 @@ class WorkersEngine:
 
     def open(self, setup: Setup) -> None:
         """Send the run to the workers and lay out the shared memory for its model."""
-        process.keep_freed_memory()  # aggregating takes and frees as much in every round
+        process.keep_freed(one_shape=setup.one_shape)  # aggregating takes and frees as much in every round
         if self._run is not None:
             self._run.close()
         self._run = _Run(setup, self._count)

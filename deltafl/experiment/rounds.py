@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deltafl import kernels, tensorfile
 from deltafl.client import ClientMetrics, one_thread
-from deltafl.engine import ClientTask, Engine, Evaluation, Setup
+from deltafl.engine import ClientTask, Engine, Evaluation, Setup, process
 from deltafl.engine.base import Missing
 from deltafl.engine.workbench import build_model
 from deltafl.errors import UserError
@@ -93,7 +93,9 @@ class Rounds:
         self.data_part = setup.dataset.part
         self.server = self._serve(weights_of(model))
         self._lookout = Lookout(self._snapshot())
+        del model
         engine.open(setup)
+        process.give_back()  # models were built, perhaps large ones
 
     def _serve(self, weights: Mapping[str, Tensor]) -> Server:
         chosen = self.config.server
@@ -155,7 +157,10 @@ class Rounds:
         fault = None
         if metrics:  # a round with no usable update keeps the old weights
             self._lookout.used(number, metrics, collected.lengths)
-            self.server.finish_round(collected.result())
+            average = collected.result()
+            del collected  # of a large model, one copy of the weights less, or several
+            self.server.finish_round(average)
+            del average
             fault = self.server.fault()
         elif unusable:
             fault = self._lookout.unusable(unusable)

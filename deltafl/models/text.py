@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from deltafl.data.dataset import Fields
 from deltafl.errors import UserError
 from deltafl.models.base import Classifier
+from deltafl.models.lean import slim
 from deltafl.models.pretrained import missing_extra
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
@@ -75,6 +76,7 @@ def load(folder: Path, classes: int) -> TextClassifier:
     nn.init.normal_(head.weight, std=float(getattr(body.config, "initializer_range", 0.02)))
     if head.bias is not None:
         nn.init.zeros_(head.bias)
+    slim(library, body)
     return TextClassifier(body, head, dropout)
 
 

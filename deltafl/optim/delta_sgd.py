@@ -39,6 +39,9 @@ from deltafl.optim._shared import (
 )
 from deltafl.optim.rehearsal import Rehearsal
 
+# Elements that are exchanged at once: they stay in the cache.
+_PIECE = 1 << 16
+
 # Options that the groups of one optimizer must agree on; the second ones only if they share
 # one step size.
 _ALWAYS_SHARED = ("curvature", "scope")
@@ -242,7 +245,6 @@ class DeltaSGD(StepSizeOptimizer):
         """
         same_batch = self.param_groups[0]["curvature"] == "same-batch"
         before: dict[Tensor, Tensor] = {}
-        points: dict[Tensor, Tensor] = {}
         if same_batch:
             if closure is None:
                 raise TypeError(
@@ -250,7 +252,7 @@ class DeltaSGD(StepSizeOptimizer):
                     "step(closure) with a closure that clears the gradients, computes the loss, "
                     'calls backward() and returns the loss, or use curvature="reused"'
                 )
-            before, points = self._rehearse(closure)
+            before = self._rehearse(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -260,16 +262,14 @@ class DeltaSGD(StepSizeOptimizer):
         if all(p.grad is None for group in self.param_groups for p in group["params"]):
             return loss
         if self.param_groups[0]["scope"] == "global":
-            self._step_groups(0, self.param_groups, before, points)
+            self._step_groups(0, self.param_groups, before)
         else:
             for index, group in enumerate(self.param_groups):
-                self._step_groups(index, [group], before, points)
+                self._step_groups(index, [group], before)
         return loss
 
-    def _rehearse(
-        self, closure: Callable[[], float]
-    ) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
-        """Evaluate at x_{k-1}; return the gradients there, and copies of x_k."""
+    def _rehearse(self, closure: Callable[[], float]) -> dict[Tensor, Tensor]:
+        """Evaluate at x_{k-1}, and return the gradients there."""
         params = [p for group in self.param_groups for p in group["params"]]
         moved = {
             p: self.state[p]["previous_point"]
@@ -277,19 +277,17 @@ class DeltaSGD(StepSizeOptimizer):
             if "previous_point" in self.state.get(p, {})
         }
         if not moved:
-            return {}, {}
-        with self._rehearsal(params), _placed_at(moved) as points:
+            return {}
+        with self._rehearsal(params), _placed_at(moved):
             with torch.enable_grad():
                 closure()
-            gradients = {p: p.grad for p in params if p.grad is not None}
-        return gradients, points
+            return {p: p.grad for p in params if p.grad is not None}
 
     def _step_groups(
         self,
         index: int,
         groups: Sequence[dict[str, Any]],
         before: Mapping[Tensor, Tensor],
-        points: Mapping[Tensor, Tensor],
     ) -> None:
         """Step the groups that share one step size, the first of which has this index."""
         first = groups[0]
@@ -319,7 +317,7 @@ class DeltaSGD(StepSizeOptimizer):
             )
 
         for share in shares:
-            self._remember(share, points)
+            self._remember(share)
             eta = decision.eta * share.scale
             descend(share.params, share.grads, eta, foreach=share.foreach)
             share.group["eta"], share.group["theta"] = eta, decision.theta
@@ -363,19 +361,17 @@ class DeltaSGD(StepSizeOptimizer):
                 turned.append(distance(now, then, device, foreach=share.foreach) * share.root)
         return _total(moved, device), _total(turned, device)
 
-    def _remember(self, share: _Share, points: Mapping[Tensor, Tensor]) -> None:
+    def _remember(self, share: _Share) -> None:
         """Keep what the next step compares with."""
         self._forget(share.group)
-        if share.group["curvature"] == "same-batch":
-            for p in share.params:
-                self.state[p]["previous_point"] = points[p] if p in points else p.clone()
-            return
-        for p, g in zip(share.params, share.grads, strict=True):
+        same_batch = share.group["curvature"] == "same-batch"
+        kind = "previous_point" if same_batch else "previous_gradient"
+        for p, value in zip(share.params, share.params if same_batch else share.grads, strict=True):
             state = self.state[p]
-            if "previous_gradient" in state:
-                state["previous_gradient"].copy_(g)
+            if kind in state:
+                state[kind].copy_(value)
             else:
-                state["previous_gradient"] = g.clone()
+                state[kind] = value.detach().clone()
 
     def _forget(self, group: dict[str, Any]) -> None:
         """Drop the memory of parameters without a gradient: this step did not move them."""
@@ -407,20 +403,31 @@ class _Share:
 
 
 @contextmanager
-def _placed_at(moved: Mapping[Tensor, Tensor]) -> Iterator[dict[Tensor, Tensor]]:
-    """Put parameters at other points, and give copies of where they were; then put them back.
+def _placed_at(others: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Exchange the values of parameters with those of other points; then exchange them back.
 
     Values are copied, storage is not swapped: views, captured graphs and compiled code keep
-    seeing the parameter.
+    seeing the parameter. No third copy of all parameters is made on the way.
     """
-    points = {p: p.detach().clone() for p in moved}
+    for p, point in others.items():
+        _exchange(p, point)
     try:
-        for p, point in moved.items():
-            p.copy_(point)
-        yield points
+        yield
     finally:
-        for p, point in points.items():
-            p.copy_(point)
+        for p, point in others.items():
+            _exchange(p, point)
+
+
+def _exchange(left: Tensor, right: Tensor) -> None:
+    """Exchange the values of two tensors, a piece at a time."""
+    pairs = [(left, right)]
+    if left.numel() > _PIECE and left.is_contiguous() and right.is_contiguous():
+        pieces = (torch.split(tensor.view(-1), _PIECE) for tensor in (left, right))
+        pairs = list(zip(*pieces, strict=True))
+    for one, other in pairs:
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
 
 
 def _total(norms: Sequence[Tensor], device: torch.device) -> Tensor:

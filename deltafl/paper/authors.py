@@ -23,9 +23,7 @@ ALL = {**LAST_BATCH, **REPLACEMENT}
 class FreshMasks(DeltaSGD):
     """Δ-SGD whose gradient difference also measures the difference of two dropout masks."""
 
-    def _rehearse(
-        self, closure: Callable[[], float]
-    ) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
+    def _rehearse(self, closure: Callable[[], float]) -> dict[Tensor, Tensor]:
         def elsewhere() -> float:
             torch.rand(4099)  # moves the random state on; the rehearsal puts it back
             return closure()

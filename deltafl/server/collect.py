@@ -62,15 +62,7 @@ class Collector(ABC):
         parts = [check.distances(rows[dtype], start) for dtype, start in self._start.items()]
         lengths = [math.hypot(*own) for own in zip(*(p.tolist() for p in parts), strict=True)]
         lengths = lengths or [0.0] * clients  # of integers alone
-        refused = {
-            place: f"its weight is {weight:g}, not finite and above 0"
-            for place, weight in enumerate(weights)
-            if not (math.isfinite(weight) and weight > 0)
-        }
-        for place, length in enumerate(lengths):
-            if not math.isfinite(length):
-                refused[place] = self._fault(stack, place)
-        if refused:
+        if refused := self._refused(stack, weights, lengths):
             good = [place for place in range(clients) if place not in refused]
             if not good:
                 return refused
@@ -79,6 +71,19 @@ class Collector(ABC):
             lengths = [lengths[place] for place in good]
         self._take(rows, weights)
         self.lengths += lengths
+        return refused
+
+    def _refused(
+        self, stack: Mapping[str, Tensor], weights: Sequence[float], lengths: Sequence[float]
+    ) -> dict[int, str]:
+        refused = {
+            place: f"its weight is {weight:g}, not finite and above 0"
+            for place, weight in enumerate(weights)
+            if not (math.isfinite(weight) and weight > 0)
+        }
+        for place, length in enumerate(lengths):
+            if not math.isfinite(length):
+                refused[place] = self._fault(stack, place)
         return refused
 
     def _fault(self, stack: Mapping[str, Tensor], place: int) -> str:

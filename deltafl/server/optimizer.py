@@ -21,6 +21,7 @@ from deltafl.errors import UserError, unknown
 from deltafl.server.aggregate import Average
 from deltafl.server.check import not_finite, problem
 from deltafl.server.collect import Collector
+from deltafl.server.large import LargeAverage, is_large
 from deltafl.server.robust import MEAN, Robust, Rule
 from deltafl.server.weights import Weights
 from deltafl.server.yogi import Yogi
@@ -137,6 +138,7 @@ class Server:
         self._rule = Rule.read(aggregate, aggregate_options)
         # By name, because safetensors returns the entries of a checkpoint in any order.
         self._weights = {entry: weights[entry].clone() for entry in sorted(weights)}
+        self._large = is_large(self._weights)
         self._parameters: dict[str, Tensor] = {}
         self._optimizer: Optimizer | None = None
         if name in _AVERAGES:
@@ -172,7 +174,9 @@ class Server:
 
     def start_round(self) -> Collector:
         """Return what takes the clients' weights, in the order of clients, and aggregates them."""
-        return Average(self._weights) if self._rule is None else Robust(self._weights, self._rule)
+        if self._rule is not None:
+            return Robust(self._weights, self._rule)
+        return (LargeAverage if self._large else Average)(self._weights)
 
     def fault(self) -> str | None:
         """Return what of the weights or of the optimizer's state is not finite, if anything is.

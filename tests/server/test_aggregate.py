@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from deltafl.server import Average, Weights, problem, trainable_names, weights_of
+from deltafl.server import Average, Server, Weights, problem, trainable_names, weights_of
+from deltafl.server.large import LARGE, LargeAverage
 
 
 def average(updates: list[Weights], weights: list[float] | None = None) -> Weights:
@@ -266,3 +267,35 @@ def test_a_broken_client_among_others_is_refused_alone():
         2,
     }
     assert len(nothing) == 0
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [3.0, 1.0, 2.0]])
+def test_large_models_are_averaged_in_pieces_to_the_same_bits(weights):
+    generator = torch.Generator().manual_seed(0)
+    reference = {"w": torch.zeros(300, 401), "n": torch.tensor(0), "h": torch.zeros(7).bfloat16()}
+
+    def clients(count: int) -> Weights:
+        return {
+            "w": torch.randn(count, 401, 300, generator=generator).mT,  # not contiguous
+            "n": torch.arange(count) * 5,
+            "h": torch.randn(count, 7, generator=generator).bfloat16(),
+        }
+
+    small, large = Average(reference), LargeAverage(reference)
+    for stack in (clients(3), clients(3)):
+        stack["w"][1, 299, 400] = torch.nan
+        stack["h"][0, 3] = -0.0
+        refused = {1: "non-finite values in 'w'"}
+        assert small.add_all(stack, weights) == large.add_all(stack, weights) == refused
+        assert same_bits(large.result(), small.result())
+    assert len(large) == 4
+    assert large.lengths == pytest.approx(small.lengths, rel=1e-5)
+    assert large.add_all({"w": torch.zeros(1, 2)}, [1.0])[0].startswith("missing")
+    with pytest.raises(ValueError, match="no update"):
+        LargeAverage(reference).result()
+
+
+def test_a_server_chooses_by_the_size_of_the_model():
+    for numbers, kind in ((LARGE, Average), (LARGE + 1, LargeAverage)):
+        server = Server("average", {"w": torch.zeros(1).expand(numbers)}, ["w"])
+        assert type(server.start_round()) is kind
