@@ -56,6 +56,22 @@ class Workbench:
         small = self._stacks and split.inputs.numel() <= KEPT
         self._samples = setup.dataset.samples(split) if small else None
 
+    def settle(self, place: Mapping[str, Tensor]) -> None:
+        """Let the model live in memory that others look into: what it becomes needs no copy.
+
+        `place` has room for one client, along a leading axis. A model stays where it is whose
+        weights lie in another order, or are trained elsewhere: as a stack, or as one vector.
+        """
+        entries = self.model.state_dict(keep_vars=True)
+        if (
+            not self._stacks
+            and self._stepping is client.OptimizerSteps
+            and self._setup.device == "cpu"
+            and all(entry.is_contiguous() for entry in entries.values())
+        ):
+            for name, entry in entries.items():
+                entry.data = place[name][0]
+
     def train(self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]) -> Updates:
         """Run the round of one bundle of clients."""
         if self._stacks:

@@ -29,8 +29,10 @@ class Desk:
 
     def train(self, bundle: Sequence[ClientTask], slot: int) -> object:
         """Run a bundle of clients and leave their weights in the slot."""
+        place = first_clients(self._slots[slot], len(bundle))
+        self._bench.settle(place)
         updates = self._bench.train(self._global, bundle)
-        copy_into(first_clients(self._slots[slot], len(bundle)), updates.weights)
+        copy_into(place, updates.weights)
         if not self._one_shape:
             process.give_back()
         return updates.samples, updates.metrics

@@ -34,7 +34,8 @@ from deltafl.errors import EXHAUSTED, UserError
 # A finished client waits in its slot until all before it are taken; more slots than workers keep
 # the workers busy when clients differ in size.
 SLOTS_PER_WORKER = 4
-# ... but a large model's weights should not fill the memory for that.
+# ... but a large model's weights should not fill the memory for that: a worker that waits for the
+# main process to add them up waits for a small part of the time that it takes to train them.
 SLOT_BYTES = 256 << 20
 # A worker that has its next job already need not wait for the main process to wake up.
 JOBS_AHEAD = 2
@@ -107,7 +108,7 @@ class _Run:
         self.own = Workbench(setup) if self.bundle > 1 else None
         self.places = Places.of(model.state_dict(), self.bundle, workers)
         fitting = SLOT_BYTES // self.places.bundle.size
-        slots = max(workers + 1, min(fitting, SLOTS_PER_WORKER * workers))
+        slots = max(workers, min(fitting, SLOTS_PER_WORKER * workers))
         self.places = replace(self.places, slots=slots)
         self.memory = SharedMemory.create(self.places.size)
         self.weights = self.places.global_weights(self.memory.bytes)
@@ -147,7 +148,8 @@ class WorkersEngine:
 
     def open(self, setup: Setup) -> None:
         """Send the run to the workers and lay out the shared memory for its model."""
-        process.keep_freed(one_shape=setup.one_shape)  # aggregating takes and frees as much in every round
+        # Aggregating takes and frees as much memory in every round.
+        process.keep_freed(one_shape=setup.one_shape)
         if self._run is not None:
             self._run.close()
         self._run = _Run(setup, self._count)

@@ -22,12 +22,13 @@ PAIRS = 200_000
 """Pairs of tokens, over all heads, whose numbers are computed together."""
 
 
-def slim(library: Any, body: Any) -> None:
+def slim(body: Any) -> None:
     """Let a model of transformers compute so, as far as its parts are known."""
     for part in body.modules():
         if type(part) is nn.Dropout and not part.inplace:
             part.__class__ = Dropout
         _join_activation(part)
+    library = importlib.import_module("transformers")  # an extra
     functions = getattr(library, "AttentionInterface", None)  # older versions have none
     masks = getattr(library, "AttentionMaskInterface", None)
     if functions and masks and body.config._attn_implementation == "sdpa":

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from deltafl import models
-from deltafl.models import lean, text
+from deltafl.models import lean
 
 
 def kept_bytes(run) -> int:
@@ -49,12 +49,13 @@ def test_losses_gradients_and_random_numbers_are_the_librarys(
 ):
     monkeypatch.setattr(lean, "PAIRS", pairs)
 
-    def build():
-        return models.build("transformer", shape=None, classes=3, weights=str(folder), seed=0)
+    def build(fast):
+        return models.build(
+            "transformer", shape=None, classes=3, weights=str(folder), seed=0, fast=fast
+        )
 
-    ours = copy.deepcopy(build()).train()
-    monkeypatch.setattr(text, "slim", lambda *_: None)
-    plain = build().train()
+    ours = copy.deepcopy(build(fast=True)).train()
+    plain = build(fast=False).train()
     assert {type(m) for m in ours.modules()} - {type(m) for m in plain.modules()} == {
         lean.Dropout,
         lean.GeluLinear,

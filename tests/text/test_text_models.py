@@ -15,7 +15,7 @@ from deltafl import models
 from deltafl.cli import main
 from deltafl.data import sources
 from deltafl.errors import UserError
-from deltafl.models import lean, pretrained, text
+from deltafl.models import pretrained, text
 
 
 def build(folder: Path, classes: int = 3, seed: int = 0):
@@ -66,10 +66,10 @@ def test_pretrained_weights_are_kept_and_the_head_follows_the_seed(tiny_distilbe
     assert not first.head.bias.any()
 
 
-def test_everything_is_trained_in_float32(tiny_distilbert):
+def test_everything_is_trained_in_float32_with_sdpa(tiny_distilbert):
     model = build(tiny_distilbert)
     assert all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
-    assert model.body.config._attn_implementation == lean.ATTENTION  # torch's, but with dropout
+    assert model.body.config._attn_implementation == "sdpa"
     assert isinstance(model.dropout, nn.Dropout)
     assert isinstance(copy.deepcopy(model), text.TextClassifier)
 
