@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from deltafl.server.collect import Collector, Rows
+from deltafl.server.collect import Joined, Rows
 
 
-class Average(Collector):
+class Average(Joined):
     """A weighted average that takes one update after the other, and keeps none of them.
 
     The sums are in float64 and in the order of the calls, so the caller who adds in the order of

@@ -1,10 +1,11 @@
-"""A round's updates as they come: screened, joined into rows, and handed to what aggregates."""
+"""A round's updates as they come: screened, and handed to what aggregates."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from torch import Tensor
 from deltafl.server import check
 from deltafl.server.weights import Weights
 
-Rows = dict[torch.dtype, Tensor]
-"""The entries of each dtype joined, [client, entry]: one operation on all is faster."""
+Rows = dict[Any, Tensor]
+"""The entries of clients as tables, [client, entry]: how they are cut is up to who aggregates."""
 
 
 class Collector(ABC):
@@ -26,14 +27,6 @@ class Collector(ABC):
         """Start with no update; `reference` are the global weights, from which clients start."""
         self._reference = dict(reference)
         self._forms = check.forms(reference)
-        self._names: dict[torch.dtype, list[str]] = {}
-        for name, tensor in reference.items():
-            self._names.setdefault(tensor.dtype, []).append(name)
-        self._start = {
-            dtype: torch.cat([reference[name].reshape(-1) for name in names])
-            for dtype, names in self._names.items()
-            if dtype.is_floating_point
-        }
         self.lengths: list[float] = []
         """How far each update that was taken is from the global weights."""
 
@@ -55,18 +48,15 @@ class Collector(ABC):
         clients = len(weights)
         if (fault := check.misfit(check.forms(stack, leading=1), self._forms)) is not None:
             return dict.fromkeys(range(clients), fault)
-        rows = {
-            dtype: torch.cat([stack[name].reshape(clients, -1) for name in names], 1)
-            for dtype, names in self._names.items()
-        }
-        parts = [check.distances(rows[dtype], start) for dtype, start in self._start.items()]
+        rows = self._rows(stack, clients)
+        parts = self._distances(rows)
         lengths = [math.hypot(*own) for own in zip(*(p.tolist() for p in parts), strict=True)]
         lengths = lengths or [0.0] * clients  # of integers alone
         if refused := self._refused(stack, weights, lengths):
             good = [place for place in range(clients) if place not in refused]
             if not good:
                 return refused
-            rows = {dtype: row[good] for dtype, row in rows.items()}
+            rows = {key: row[good] for key, row in rows.items()}
             weights = [weights[place] for place in good]
             lengths = [lengths[place] for place in good]
         self._take(rows, weights)
@@ -92,14 +82,54 @@ class Collector(ABC):
             [value for value in update.values() if value.is_floating_point()]
         )
 
-    @abstractmethod
-    def _take(self, rows: Rows, weights: Sequence[float]) -> None:
-        """Add good clients; the rows are nobody else's, and not empty."""
-
     def result(self) -> Weights:
         """Return the aggregate, each entry in its own dtype. `ValueError` if there is nothing."""
         if not len(self):
             raise ValueError("there is no update to aggregate: add one first")
+        return self._result()
+
+    @abstractmethod
+    def _rows(self, stack: Mapping[str, Tensor], clients: int) -> Rows:
+        """Return the entries of clients as tables."""
+
+    @abstractmethod
+    def _distances(self, rows: Rows) -> list[Tensor]:
+        """Return how far clients are from where they started, in each of several parts."""
+
+    @abstractmethod
+    def _take(self, rows: Rows, weights: Sequence[float]) -> None:
+        """Add good clients; there is at least one."""
+
+    @abstractmethod
+    def _result(self) -> Weights:
+        """Return the aggregate of at least one update."""
+
+
+class Joined(Collector):
+    """Joins the entries of each dtype into one row a client: one operation on all is faster."""
+
+    def __init__(self, reference: Mapping[str, Tensor]) -> None:
+        """Start with no update; `reference` are the global weights."""
+        super().__init__(reference)
+        self._names: dict[torch.dtype, list[str]] = {}
+        for name, tensor in reference.items():
+            self._names.setdefault(tensor.dtype, []).append(name)
+        self._start = {
+            dtype: torch.cat([reference[name].reshape(-1) for name in names])
+            for dtype, names in self._names.items()
+            if dtype.is_floating_point
+        }
+
+    def _rows(self, stack: Mapping[str, Tensor], clients: int) -> Rows:
+        return {
+            dtype: torch.cat([stack[name].reshape(clients, -1) for name in names], 1)
+            for dtype, names in self._names.items()
+        }
+
+    def _distances(self, rows: Rows) -> list[Tensor]:
+        return [check.distances(rows[dtype], start) for dtype, start in self._start.items()]
+
+    def _result(self) -> Weights:
         whole: Weights = {}
         for dtype, entries in self._aggregate().items():
             rounded = entries if dtype.is_floating_point else entries.round()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deltafl.errors import UserError, unknown
-from deltafl.server.collect import Collector, Rows
+from deltafl.server.collect import Joined, Rows
 from deltafl.server.geometric_median import geometric_median
 from deltafl.server.median import median
 from deltafl.server.multi_krum import multi_krum
@@ -100,7 +100,7 @@ class Rule:
         return stack.combined(_BY_DISTANCE[self.name](stack, count))
 
 
-class Robust(Collector):
+class Robust(Joined):
     """Keeps all updates of a round, and aggregates them by a rule."""
 
     def __init__(self, reference: Mapping[str, Tensor], rule: Rule) -> None:
