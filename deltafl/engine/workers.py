@@ -224,8 +224,7 @@ class WorkersEngine:
                     self._hand_out(waiting, free)
                     if mine is not None:
                         answers[mine.order] = mine.slot, self._do(mine)
-                        continue
-                    for job, ok, answer in self._collect(waiting):
+                    for job, ok, answer in self._collect(waiting, wait=mine is None):
                         if not ok:
                             raise answer
                         answers[job.order] = job.slot, answer
@@ -272,10 +271,12 @@ class WorkersEngine:
                 except OSError:
                     self._replace(place, waiting)
 
-    def _collect(self, waiting: deque[Job]) -> Iterator[tuple[Job, bool, Any]]:
-        """Wait for at least one answer or death, and yield the answers."""
+    def _collect(
+        self, waiting: deque[Job], *, wait: bool = True
+    ) -> Iterator[tuple[Job, bool, Any]]:
+        """Wait for at least one answer or death, or only look, and yield the answers."""
         busy = {w.connection: i for i, w in enumerate(self._workers) if w.jobs}
-        for ready in connection.wait(list(busy)):
+        for ready in connection.wait(list(busy), None if wait else 0):
             place = busy[ready]  # type: ignore[index]
             worker = self._workers[place]
             try:
