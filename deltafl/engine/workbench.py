@@ -62,13 +62,10 @@ class Workbench:
         `place` has room for one client, along a leading axis. A model stays where it is whose
         weights lie in another order, or are trained elsewhere: as a stack, or as one vector.
         """
+        if self._stacks or self._stepping is FlatSteps or self._setup.device != "cpu":
+            return
         entries = self.model.state_dict(keep_vars=True)
-        if (
-            not self._stacks
-            and self._stepping is client.OptimizerSteps
-            and self._setup.device == "cpu"
-            and all(entry.is_contiguous() for entry in entries.values())
-        ):
+        if all(entry.is_contiguous() for entry in entries.values()):
             for name, entry in entries.items():
                 entry.data = place[name][0]
 

@@ -224,6 +224,8 @@ class WorkersEngine:
                     self._hand_out(waiting, free)
                     if mine is not None:
                         answers[mine.order] = mine.slot, self._do(mine)
+                        if not waiting:  # nobody needs more
+                            continue
                     for job, ok, answer in self._collect(waiting, wait=mine is None):
                         if not ok:
                             raise answer
