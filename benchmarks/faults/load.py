@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -110,9 +111,8 @@ def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float
     return rate, float(np.sqrt(rest @ rest / (len(x) - 2) / spread))
 
 
-def written(samples: Sequence[Sample], clients: int) -> str:
+def written(samples: Sequence[Sample], clients: int, command: str) -> str:
     """Return the outcome as Markdown."""
-    command = f"python -m benchmarks.faults.load --clients {clients} --rounds {len(samples)}"
     kept = samples[int(WARM_UP * len(samples)) :]
     times = [one.seconds for one in kept]
     about = machine.hardware()
@@ -168,7 +168,10 @@ def measure(clients: int, rounds: int, minutes: float, workers: int, out: Path) 
     ):
         run(config, out=Path(folder) / "run", listeners=[sampler])
     out.mkdir(parents=True, exist_ok=True)
-    text = written(sampler.samples, clients)
+    given = " ".join(["python -m benchmarks.faults.load", *sys.argv[1:]])
+    niceness = os.nice(0)
+    command = f"nice -n {niceness} {given}" if niceness else given
+    text = written(sampler.samples, clients, command)
     write_atomically(out / "load.md", text.encode())
     samples = json.dumps([asdict(one) for one in sampler.samples], indent=1) + "\n"
     write_atomically(out / "load.json", samples.encode())

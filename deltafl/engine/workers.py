@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
@@ -33,10 +34,13 @@ from deltafl.errors import EXHAUSTED, UserError
 
 # A finished client waits in its slot until all before it are taken; more slots than workers keep
 # the workers busy when clients differ in size.
-SLOTS_PER_WORKER = 4
+SLOTS_PER_WORKER = 8
 # ... but a large model's weights should not fill the memory for that: a worker that waits for the
 # main process to add them up waits for a small part of the time that it takes to train them.
 SLOT_BYTES = 256 << 20
+# Weights up to which taking an answer is mostly being woken up with cold caches. Larger ones are
+# added up while the workers go on.
+SMALL_BYTES = 256 << 10
 # A worker that has its next job already need not wait for the main process to wake up.
 JOBS_AHEAD = 2
 MAX_TRIES = 3
@@ -114,6 +118,7 @@ class _Run:
         self.weights = self.places.global_weights(self.memory.bytes)
         self.slots = self.places.bundles(self.memory.bytes)
         self.chunks = chunks(setup.evaluated)
+        self.gathers = self.own is None and self.places.bundle.size <= SMALL_BYTES
 
     def close(self) -> None:
         self.data.close()
@@ -218,8 +223,9 @@ class WorkersEngine:
                 self._replace(place, deque())
         answers: dict[int, tuple[int, Any]] = {}
         try:
-            for order in range(len(messages)):
-                while order not in answers:
+            order = 0
+            while order < len(messages):
+                while order not in answers or self._gathers_more(waiting, free):
                     mine = self._take_one(waiting, free)
                     self._hand_out(waiting, free)
                     if mine is not None:
@@ -230,10 +236,12 @@ class WorkersEngine:
                         if not ok:
                             raise answer
                         answers[job.order] = job.slot, answer
-                self._hand_out(waiting, free)
-                slot, answer = answers.pop(order)
-                yield slot, answer
-                free.append(slot)
+                while order in answers:
+                    self._hand_out(waiting, free)
+                    slot, answer = answers.pop(order)
+                    yield slot, answer
+                    free.append(slot)
+                    order += 1
         except (Exception, GeneratorExit):
             # Whoever stopped listening, the workers finish what they have begun.
             waiting.clear()
@@ -241,6 +249,16 @@ class WorkersEngine:
                 for _ in self._collect(waiting):
                     pass
             raise
+
+    def _gathers_more(self, waiting: deque[Job], free: list[int]) -> bool:
+        """Whether answers stay in their slots for now.
+
+        To take small ones as they come would interrupt a worker each time, and begin with cold
+        caches; together, when a worker has run out of work or slots have, it is almost free.
+        """
+        if not self._opened().gathers:
+            return False
+        return all(worker.jobs for worker in self._workers) and bool(free or not waiting)
 
     def _take_one(self, waiting: deque[Job], free: list[int]) -> Job | None:
         """Take the next job for this process, if it is one of the workers; it holds a slot, too."""
@@ -277,9 +295,15 @@ class WorkersEngine:
         self, waiting: deque[Job], *, wait: bool = True
     ) -> Iterator[tuple[Job, bool, Any]]:
         """Wait for at least one answer or death, or only look, and yield the answers."""
-        busy = {w.connection: i for i, w in enumerate(self._workers) if w.jobs}
-        for ready in connection.wait(list(busy), None if wait else 0):
-            place = busy[ready]  # type: ignore[index]
+        # Not connection.wait, which makes a selector of its own: it is called for every client.
+        poll = select.poll()
+        places = {}
+        for place, worker in enumerate(self._workers):
+            if worker.jobs:
+                poll.register(worker.connection, select.POLLIN)
+                places[worker.connection.fileno()] = place
+        for ready, _ in poll.poll(None if wait else 0):
+            place = places[ready]
             worker = self._workers[place]
             try:
                 ok, answer = pickle.loads(worker.connection.recv_bytes())

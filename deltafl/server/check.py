@@ -8,6 +8,7 @@ moment would stay so, and stand still, for ever.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -30,8 +31,13 @@ def problem(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> st
 
 def not_finite(weights: Mapping[str, Tensor]) -> str | None:
     """Return which entries have a value that is not finite, or None if none has."""
-    broken = [name for name, given in weights.items() if not torch.isfinite(given).all()]
+    broken = [name for name, given in weights.items() if not _finite(given)]
     return f"non-finite values in {some(broken)}" if broken else None
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all are. A finite sum says so ten times faster; another may just be too large."""
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
 def forms(weights: Mapping[str, Tensor], leading: int = 0) -> dict[str, Form]:

@@ -197,6 +197,12 @@ def test_a_good_update_has_no_problem():
     assert problem({name: tensor + 1 for name, tensor in REFERENCE.items()}, REFERENCE) is None
 
 
+def test_large_numbers_are_finite_even_if_their_sum_is_not():
+    update = {"x": torch.full([3], 3e38)}
+    assert problem(update, update) is None
+    assert problem({"x": torch.tensor([math.inf, -math.inf, 0])}, update) is not None
+
+
 def test_many_names_are_shortened():
     reference = {f"layer{i}": torch.zeros(1) for i in range(10)}
     assert problem({}, reference) == "missing 'layer0', 'layer1', 'layer2' and 7 more"
