@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 # What the system has run out of, and what to do.
 EXHAUSTED = {
@@ -27,6 +28,20 @@ def explained(error: OSError, where: object = None) -> str:
     what = f"{place}: " if place else ""
     advice = EXHAUSTED.get(error.errno or 0)
     return f"{what}{error.strerror or error}" + (f"; {advice}" if advice else "")
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong into one line, which can also be sent to another process.
+
+    What is meant for the user already, or what the system refuses, stays as it is.
+    """
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {str(error) or type(error).__name__}") from error
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:

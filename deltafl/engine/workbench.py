@@ -15,7 +15,7 @@ from deltafl import client, models, tensorfile
 from deltafl.client import Updates
 from deltafl.data.dataset import AnySamples
 from deltafl.engine.base import ClientTask, Setup
-from deltafl.errors import UserError
+from deltafl.errors import told
 from deltafl.fast import stacked
 from deltafl.fast.flat import FlatSteps, flattens
 from deltafl.fast.stacked import Rows
@@ -71,17 +71,11 @@ class Workbench:
 
     def train(self, weights: Mapping[str, Tensor], tasks: Sequence[ClientTask]) -> Updates:
         """Run the round of one bundle of clients."""
-        if self._stacks:
-            return self._train_stacked(weights, tasks)
-        (task,) = tasks
-        try:
+        with told(f"{_listed(tasks)} failed in round {tasks[0].round}"):
+            if self._stacks:
+                return self._train_stacked(weights, tasks)
+            (task,) = tasks
             return self._train_one(weights, task)
-        except (UserError, OSError):
-            raise
-        except Exception as error:
-            raise UserError(
-                f"client {task.client} failed in round {task.round}: {error}"
-            ) from error
 
     def _train_one(self, weights: Mapping[str, Tensor], task: ClientTask) -> Updates:
         setup = self._setup
@@ -139,6 +133,10 @@ class Workbench:
 
     def evaluate(self, weights: Mapping[str, Tensor], start: int, stop: int) -> tuple[int, float]:
         """Return how many of a chunk are right, and the chunk's summed loss."""
+        with told("the evaluation failed"):
+            return self._evaluate(weights, start, stop)
+
+    def _evaluate(self, weights: Mapping[str, Tensor], start: int, stop: int) -> tuple[int, float]:
         dataset, held_out, rows = self._setup.dataset, self._setup.held_out, self._setup.test_rows
         if held_out is not None:
             samples = dataset.samples(dataset.train, held_out[start:stop])
@@ -156,6 +154,14 @@ class Workbench:
                 correct += int((logits.argmax(1) == known).sum())
                 total += float(loss)
         return correct, total
+
+
+def _listed(tasks: Sequence[ClientTask]) -> str:
+    """Name the clients of a bundle, of which there may be dozens."""
+    clients = [task.client for task in tasks]
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    return f"one of the clients {clients[0]} to {clients[-1]}"
 
 
 def bundle_size(setup: Setup, model: Classifier) -> int:

@@ -15,6 +15,7 @@ from deltafl.engine import process
 from deltafl.engine.base import ClientTask, Setup
 from deltafl.engine.shared import Layout, Places, SharedMemory, copy_into, first_clients, unpack
 from deltafl.engine.workbench import Workbench
+from deltafl.errors import told
 
 
 class Desk:
@@ -79,7 +80,8 @@ def _take_up(
     weights = SharedMemory(reduction.recv_handle(link), places.size)
     for memory in (data, weights):
         memory.close()  # the mapping stays
-    return Desk(unpack(content, layout, data), places, weights)
+    with told("a worker could not begin"):
+        return Desk(unpack(content, layout, data), places, weights)
 
 
 def _leave_with(fd: int) -> None:

@@ -32,8 +32,8 @@ from deltafl.engine.shared import Places, SharedMemory, copy_into, first_clients
 from deltafl.engine.workbench import Workbench, build_model, bundle_size
 from deltafl.errors import EXHAUSTED, UserError
 
-# A finished client waits in its slot until all before it are taken; more slots than workers keep
-# the workers busy when clients differ in size.
+# A finished client waits in its slot until all before it are taken, a small one until several are
+# taken together; more slots than workers keep the workers busy meanwhile.
 SLOTS_PER_WORKER = 8
 # ... but a large model's weights should not fill the memory for that: a worker that waits for the
 # main process to add them up waits for a small part of the time that it takes to train them.
@@ -114,7 +114,11 @@ class _Run:
         fitting = SLOT_BYTES // self.places.bundle.size
         slots = max(workers, min(fitting, SLOTS_PER_WORKER * workers))
         self.places = replace(self.places, slots=slots)
-        self.memory = SharedMemory.create(self.places.size)
+        try:
+            self.memory = SharedMemory.create(self.places.size)
+        except UserError:
+            self.data.close()
+            raise
         self.weights = self.places.global_weights(self.memory.bytes)
         self.slots = self.places.bundles(self.memory.bytes)
         self.chunks = chunks(setup.evaluated)
@@ -157,6 +161,7 @@ class WorkersEngine:
         process.keep_freed(one_shape=setup.one_shape)
         if self._run is not None:
             self._run.close()
+            self._run = None  # there may be no memory for another
         self._run = _Run(setup, self._count)
         helpers = self._count - (self._run.own is not None)
         while len(self._workers) > helpers:
@@ -232,16 +237,15 @@ class WorkersEngine:
                         answers[mine.order] = mine.slot, self._do(mine)
                         if not waiting:  # nobody needs more
                             continue
-                    for job, ok, answer in self._collect(waiting, wait=mine is None):
-                        if not ok:
-                            raise answer
-                        answers[job.order] = job.slot, answer
+                    self._receive(answers, waiting, wait=mine is None)
                 while order in answers:
                     self._hand_out(waiting, free)
                     slot, answer = answers.pop(order)
                     yield slot, answer
                     free.append(slot)
                     order += 1
+                    if waiting:  # somebody may need more meanwhile
+                        self._receive(answers, waiting, wait=False)
         except (Exception, GeneratorExit):
             # Whoever stopped listening, the workers finish what they have begun.
             waiting.clear()
@@ -254,7 +258,7 @@ class WorkersEngine:
         """Whether answers stay in their slots for now.
 
         To take small ones as they come would interrupt a worker each time, and begin with cold
-        caches; together, when a worker has run out of work or slots have, it is almost free.
+        caches. So they are taken together, when slots run out or a worker has nothing left to do.
         """
         if not self._opened().gathers:
             return False
@@ -291,6 +295,15 @@ class WorkersEngine:
                 except OSError:
                     self._replace(place, waiting)
 
+    def _receive(
+        self, answers: dict[int, tuple[int, Any]], waiting: deque[Job], *, wait: bool
+    ) -> None:
+        """Note the answers that come; an error among them is raised."""
+        for job, ok, answer in self._collect(waiting, wait=wait):
+            if not ok:
+                raise answer
+            answers[job.order] = job.slot, answer
+
     def _collect(
         self, waiting: deque[Job], *, wait: bool = True
     ) -> Iterator[tuple[Job, bool, Any]]:
@@ -306,21 +319,22 @@ class WorkersEngine:
             place = places[ready]
             worker = self._workers[place]
             try:
-                ok, answer = pickle.loads(worker.connection.recv_bytes())
+                content = worker.connection.recv_bytes()
             except (EOFError, OSError):
                 self._replace(place, waiting)
                 continue
-            yield worker.jobs.popleft(), ok, answer
+            yield worker.jobs.popleft(), *pickle.loads(content)
 
     def _replace(self, place: int, waiting: deque[Job]) -> None:
         """Put a new worker where one has died, and its jobs back to the front."""
         dead = self._workers[place]
+        jobs, dead.jobs = dead.jobs, deque()  # if there is no room for another, nobody has them
         dead.close()
         self._workers[place] = Worker()
         self._open(place)
-        if not dead.jobs:
+        if not jobs:
             return
-        job = dead.jobs[0]
+        job = jobs[0]
         job.tries += 1
         if job.tries >= MAX_TRIES:
             training = job.message[0] == "train"
@@ -329,7 +343,7 @@ class WorkersEngine:
                 f"a worker died {MAX_TRIES} times on {what} (exit code "
                 f"{dead.process.returncode}): perhaps out of memory; use fewer --engine.workers"
             )
-        waiting.extendleft(reversed(dead.jobs))
+        waiting.extendleft(reversed(jobs))
 
 
 def _take(waiting: deque[Job], free: list[int]) -> Job:

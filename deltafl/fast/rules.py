@@ -215,7 +215,7 @@ class PolyakRule(Rule):
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return the norm over all tensors of each client, in float64 as the optimizers do."""
-    squares = [tensor.double().flatten(1).square_().sum(1) for tensor in tensors]
+    squares = [tensor.double().flatten(1).square().sum(1) for tensor in tensors]
     total = squares[0] if len(squares) == 1 else torch.stack(squares).sum(0)
     return total.sqrt_()
 

@@ -11,8 +11,10 @@ import torch
 
 from deltafl import Config, UserError
 from deltafl.engine import ClientTask, InlineEngine, WorkersEngine
+from deltafl.engine.shared import SharedMemory
 from deltafl.engine.workbench import build_model
 from deltafl.engine.workers import Worker
+from deltafl.errors import told
 from deltafl.experiment.federation import build_setup
 
 
@@ -231,3 +233,36 @@ def test_no_process_is_left_behind(small):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_client_that_fails_is_named_also_among_stacked_ones(small, fast):
+    broken = {"client.optimizer": "adam", "client.options": {"capturable": True}}
+    config = small.override(**{**broken, "engine.fast": fast})
+    with InlineEngine() as engine:
+        weights = opened(engine, config)
+        with pytest.raises(UserError, match=r"clients? 0.* failed in round 7: .*capturable"):
+            trained(engine, weights, [ClientTask(client, 7, 0.0) for client in (0, 3)])
+
+
+class OddError(Exception):
+    """Cannot be unpickled: its constructor wants more than it hands on."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def test_an_error_that_cannot_travel_is_told_nevertheless():
+    with pytest.raises(UserError, match="the work failed: this and that"), told("the work failed"):
+        raise OddError("this", "that")
+
+
+def test_memory_that_is_refused_to_a_second_run_is_said(small, monkeypatch):
+    def refuse(size):
+        raise UserError(f"cannot share {size} bytes")
+
+    with WorkersEngine(1) as engine:
+        opened(engine, small)
+        monkeypatch.setattr(SharedMemory, "create", refuse)
+        with pytest.raises(UserError, match="cannot share"):
+            opened(engine, small)
