@@ -150,7 +150,7 @@ class RunConfig(Strict):
         "auto", description="auto, cpu, cuda, cuda:1, xpu or mps"
     )
     checkpoint_seconds: Annotated[float, Field(ge=0)] = Field(
-        5.0, description="at most this much work is lost in a crash; 0: every round"
+        5.0, description="at most this much of finished rounds is lost in a crash; 0: nothing"
     )
 
 

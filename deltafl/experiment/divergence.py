@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pydantic import Field
 from torch import Tensor
 
 from deltafl.client import ClientMetrics
+from deltafl.experiment.config import Strict
 
 # So often in a row no update may be usable before the global weights count as broken.
 STUCK_ROUNDS = 3
@@ -62,6 +64,15 @@ class Divergence:
         return row
 
 
+class Known(Strict):
+    """What a checkpoint tells of a lookout, beside the good weights themselves."""
+
+    good: int = Field(ge=0, description="the newest round that was found good")
+    candidate: int | None = Field(None, ge=0, description="a later one whose loss is sensible")
+    farthest: Farthest | None = None
+    stuck: int = Field(0, ge=0, lt=STUCK_ROUNDS)
+
+
 class Lookout:
     """Follows the rounds of a run."""
 
@@ -70,6 +81,22 @@ class Lookout:
         self._candidate: Snapshot | None = None
         self._farthest: Farthest | None = None
         self._stuck = 0
+
+    @classmethod
+    def resumed(cls, good: Snapshot, known: Known, now: Snapshot) -> Lookout:
+        """Go on from what a checkpoint tells, as if never stopped."""
+        lookout = cls(good)
+        if known.candidate is not None:  # since then no update has changed the weights
+            lookout._candidate = now._replace(round=known.candidate)
+        lookout._farthest, lookout._stuck = known.farthest, known.stuck
+        return lookout
+
+    def known(self) -> Known:
+        """Return what a checkpoint has to tell."""
+        candidate = None if self._candidate is None else self._candidate.round
+        return Known(
+            good=self.good.round, candidate=candidate, farthest=self._farthest, stuck=self._stuck
+        )
 
     def used(
         self, round_: int, metrics: Mapping[int, ClientMetrics], lengths: Sequence[float]

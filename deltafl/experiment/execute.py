@@ -180,7 +180,8 @@ def _sound(result: Result) -> Result:
 def _save(rounds: Rounds, folder: RunFolder | None, memory: ClientMemory | None) -> None:
     """Write a checkpoint, and forget what no checkpoint needs any more."""
     if folder is not None:
-        folder.checkpoint(rounds, [] if memory is None else memory.newest())
+        needed = memory.newest() if memory is not None and rounds.ended is None else []
+        folder.checkpoint(rounds, needed)
     if memory is not None:
         memory.forget(rounds.done)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from deltafl import kernels, tensorfile
@@ -21,7 +22,7 @@ from deltafl.engine.workbench import build_model
 from deltafl.errors import UserError
 from deltafl.experiment.attack import ATTACKS, Attacked, attackers
 from deltafl.experiment.config import Config
-from deltafl.experiment.divergence import LARGEST_LOSS, Divergence, Lookout, Snapshot
+from deltafl.experiment.divergence import LARGEST_LOSS, Divergence, Known, Lookout, Snapshot
 from deltafl.experiment.federation import sample_clients
 from deltafl.experiment.memory import ClientMemory
 from deltafl.server import Server, problem, trainable_names, weights_of
@@ -80,6 +81,8 @@ class Rounds:
     def __init__(self, config: Config, setup: Setup, engine: Engine) -> None:
         self.config = config
         self.done = 0
+        self.ended: int | None = None
+        """The round whose weights diverged; `done` is then the newest good one."""
         federation = config.federation
         if federation.attack is not None:
             bad = attackers(federation, config.run.seed)
@@ -117,7 +120,7 @@ class Rounds:
 
     def run(self, memory: ClientMemory | None = None) -> Iterator[RoundReport]:
         """Run the rounds that are left, yielding after each; one that diverges is the last."""
-        while self.done < self.config.run.rounds:
+        while self.ended is None and self.done < self.config.run.rounds:
             # Threads that wait for each other would only get in the way of the workers.
             with one_thread():
                 report = self._round(self.done + 1, memory)
@@ -188,8 +191,10 @@ class Rounds:
         return Snapshot(self.done, self.weights, self.server.state_tensors())
 
     def back_to_good(self) -> None:
-        """Go back to the newest state that was found good."""
+        """Go back to the newest state that was found good; the run has ended."""
+        self.ended = self.done
         self._place(*self._lookout.good)
+        self._lookout = Lookout(self._snapshot())
 
     def _place(self, done: int, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         self.server = self._serve(weights)
@@ -212,18 +217,33 @@ class Rounds:
         """Return all that the next round depends on, as tensors and JSON."""
         tensors = {f"weights/{name}": value for name, value in self.weights.items()}
         tensors |= {f"server/{name}": v for name, v in self.server.state_tensors().items()}
-        about = {"round": self.done, "run": self.config.hash, "native": self.native}
+        good = self._lookout.good
+        changed = any(good.weights[name] is not value for name, value in self.weights.items())
+        if changed and self.done < self.config.run.rounds:  # after the last, nobody goes back
+            tensors |= {f"good/weights/{name}": value for name, value in good.weights.items()}
+            tensors |= {f"good/server/{name}": value for name, value in good.server.items()}
+        about = {
+            "round": self.done,
+            "ended": self.ended,
+            "run": self.config.hash,
+            "native": self.native,
+            "lookout": self._lookout.known().model_dump(),
+        }
         return tensors, about | ({"data": self.data_part} if self.data_part else {})
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Continue from a state that `state` returned."""
         weights = _below("weights/", tensors)
-        done = about.get("round")
+        done, ended = about.get("round"), about.get("ended")
         reason = problem(weights, self.weights)
         if about.get("run") != self.config.hash:
             reason = "it belongs to another run or version"
         elif not isinstance(done, int) or not 0 <= done <= self.config.run.rounds:
             reason = f"it claims to be of round {done!r}"
+        elif ended is not None and not (
+            isinstance(ended, int) and done <= ended <= self.config.run.rounds
+        ):
+            reason = f"it claims to have ended in round {ended!r}"
         elif about.get("native") is not self.native:
             reason = (
                 f"it was computed with compiled kernels, which are not here: {kernels.reason()}"
@@ -235,7 +255,25 @@ class Rounds:
         if reason is not None:
             raise UserError(f"the checkpoint does not fit this run ({reason}): delete it")
         self._place(int(about["round"]), weights, _below("server/", tensors))
-        self._lookout = Lookout(self._snapshot())
+        self.ended = ended
+        self._lookout = self._looked_out(tensors, about)
+
+    def _looked_out(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Lookout:
+        """Return what a checkpoint tells of the newest good state."""
+        now = self._snapshot()
+        try:
+            known = Known.model_validate(about.get("lookout"))
+        except ValidationError:
+            raise UserError(
+                "the checkpoint does not say which round was good last: delete it"
+            ) from None
+        good = now._replace(round=known.good)
+        if kept := _below("good/", tensors):  # otherwise they have not changed since
+            good = Snapshot(known.good, _below("weights/", kept), _below("server/", kept))
+        fault = problem(good.weights, now.weights) or problem(good.server, now.server)
+        if fault is not None:
+            raise UserError(f"the checkpoint's last good weights do not fit ({fault}): delete it")
+        return Lookout.resumed(good, known, now)
 
     def weights_sha256(self) -> str:
         """Return the checksum that two equal runs share."""

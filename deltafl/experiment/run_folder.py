@@ -98,10 +98,16 @@ class RunFolder:
                         f"delete {self.path} and start the run again"
                     )
         metrics = self.path / METRICS
-        kept = [row for row in read_metrics(metrics) if row["round"] <= rounds.done]
-        if [row["round"] for row in kept] != list(range(1, rounds.done + 1)):
+        last = rounds.done if rounds.ended is None else rounds.ended
+        kept = [row for row in read_metrics(metrics) if row["round"] <= last]
+        if [row["round"] for row in kept] != list(range(1, last + 1)):
             raise UserError(
-                f"{metrics} does not have every round up to the checkpoint's ({rounds.done}): "
+                f"{metrics} does not have every round up to the checkpoint's ({last}): "
+                f"delete {self.path} and start the run again"
+            )
+        if rounds.ended is not None and not (last and kept[-1].get("diverged")):
+            raise UserError(
+                f"{metrics} does not say how the run ended in round {last}: "
                 f"delete {self.path} and start the run again"
             )
         write_rows(metrics, kept)

@@ -43,7 +43,9 @@ def attacked(small, kind, share, **more):
 
 def weights_in(folder: Path):
     tensors, about = tensorfile.load(folder / "checkpoint.safetensors")
-    return {n.removeprefix("weights/"): v for n, v in tensors.items() if "weights/" in n}, about
+    prefix = "weights/"
+    found = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
+    return found, about
 
 
 def test_every_attack_can_be_chosen():
@@ -202,6 +204,82 @@ def test_the_cause_is_found_when_evaluations_are_rare(small, monkeypatch, tmp_pa
     how = end.value.result.summary["diverged"]
     assert (how["round"], how["good_round"]) == (4, 3)
     assert weights_in(tmp_path)[1]["round"] == 3
+
+
+class StopAfter:
+    """A listener that stops a run after a round, as Ctrl-C does."""
+
+    def __init__(self, round_):
+        self._round = round_
+
+    def started(self, config, done):
+        pass
+
+    def finished_round(self, report):
+        if report.round == self._round:
+            raise KeyboardInterrupt
+
+    def finished(self, summary):
+        pass
+
+
+def diverged(config, out):
+    with pytest.raises(DivergedError) as end:
+        run(config, out=out)
+    summary = end.value.result.summary
+    return {name: summary[name] for name in ("diverged", "rounds", "weights_sha256")}
+
+
+def test_a_run_that_was_stopped_before_it_diverges_ends_as_if_never_stopped(
+    small, monkeypatch, tmp_path
+):
+    late = {"run.rounds": 9, "run.eval_every": 3, "server.optimizer": "fedavgm"}
+    config = attacked(small, "sign-flip", 0.01, **late)
+    monkeypatch.setitem(ATTACKS, "sign-flip", large_in_round(4, 1e14))
+    expected = diverged(config, tmp_path / "whole")
+    assert expected["diverged"]["good_round"] == 3
+    monkeypatch.setitem(ATTACKS, "sign-flip", large_in_round(4, 1e14))
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "stopped", listeners=[StopAfter(5)])
+    monkeypatch.setitem(ATTACKS, "sign-flip", lambda update, start: update)
+    assert diverged(config, tmp_path / "stopped") == expected
+    one, other = (
+        tensorfile.load(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "stopped")
+    )
+    assert tensorfile.digest(one[0]) == tensorfile.digest(other[0])
+    assert one[1] == other[1]
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_rounds_without_an_update_are_counted_over_a_stop(small, tmp_path, stop):
+    config = attacked(small, "nan", 0.999, **{"run.rounds": 9})
+    expected = diverged(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "stopped", listeners=[StopAfter(stop)])
+    assert diverged(config, tmp_path / "stopped") == expected
+
+
+def test_a_run_killed_between_its_divergence_and_its_summary_has_ended(
+    small, monkeypatch, tmp_path
+):
+    # Clients remember, and what they did in the good round has been forgotten by then.
+    monkeypatch.setitem(ATTACKS, "sign-flip", large_in_round(5, 1e14))
+    late = {"run.rounds": 9, "run.eval_every": 3, "client.objective": "moon", "task": "digits-mlp"}
+    config = attacked(small, "sign-flip", 0.01, **late)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", listeners=[StopAfter(6)])
+    assert not (tmp_path / "run" / "summary.json").exists()
+    found = diverged(config, tmp_path / "run")
+    assert (found["rounds"], found["diverged"]["good_round"]) == (6, 3)
+    assert weights_in(tmp_path / "run")[1]["round"] == 3
+    # A checkpoint that says so without a row that does is not believed.
+    (tmp_path / "run" / "summary.json").unlink()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    del rows[-1]["diverged"]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="does not say how the run ended in round 6"):
+        run(config, out=tmp_path / "run")
 
 
 def test_the_state_of_the_server_is_put_back_too(small, monkeypatch, tmp_path):

@@ -40,11 +40,11 @@ def _rounds() -> Rounds:
 
 def _run(content: bytes, folder: Path) -> None:
     rounds = _rounds()
-    rounds.done = 0
+    rounds.done, rounds.ended = 0, None
     way, rest = switch(content)
     place = folder / CHECKPOINT
     tensors, about = rounds.state()
-    about |= {"round": DONE, "memories": []}
+    about |= {"round": DONE, "memories": [], "lookout": {"good": DONE}}
     if way % 3 == RAW:
         place.write_bytes(rest)
     elif way % 3 == ABOUT:
