@@ -12,9 +12,9 @@ from deltafl.paper.theory.convex_case import (
     APART,
     APART_PAIR,
     AVERAGED,
+    FLAT,
     FLAT_PAIR,
     OWN,
-    SMALL_START,
 )
 from deltafl.paper.theory.nonconvex_case import (
     DEFAULTS,
@@ -40,7 +40,7 @@ _CONVEX_STYLES = {
     OWN: Style("#0072B2", 2.4, _SOLID),
     AVERAGED: Style("#009E73", 2.4, _SOLID),
     APART: Style("#D55E00", 2.4, _SOLID),
-    SMALL_START: Style("#56B4E9", 1.8, _DASHED),
+    FLAT: Style("#56B4E9", 1.8, _DASHED),
     FLAT_PAIR: Style("#CC79A7", 1.8, _DASHED),
     APART_PAIR: Style("#000000", 1.8, _DASHED),
 }
@@ -80,8 +80,8 @@ def _panel(frame: pd.DataFrame, title: str) -> alt.LayerChart:
             y=alt.Y(
                 "value:Q",
                 title=None,
-                scale=alt.Scale(type="log", domain=[1e-4, 10.0], nice=False),
-                axis=alt.Axis(format="~g", values=[10.0**power for power in range(-4, 2)]),
+                scale=alt.Scale(type="log", domain=[1e-4, 1e3], nice=False),
+                axis=alt.Axis(format="~g", values=[10.0**power for power in range(-4, 4)]),
             ),
             tooltip=["case:N", "t:Q", alt.Tooltip("value:Q", format=".3g")],
             **stroke_encodings("case", _CONVEX_STYLES, legend),

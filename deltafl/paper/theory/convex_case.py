@@ -86,10 +86,10 @@ def _parabola(direction: Sequence[float], level: float) -> Loss:
     return lambda x: (x @ row - level).square() / 2
 
 
-def one_parabola(seed: int = 0) -> Problem:
-    """Return x^2 / 2 from x = 1; the seed plays no role."""
+def one_parabola(curvature: float = 1.0) -> Problem:
+    """Return curvature x^2 / 2 from x = 1."""
     star, start = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    return Problem((_parabola((1,), 0),), star, start, 1.0)
+    return Problem((_parabola((curvature**0.5,), 0),), star, start, curvature)
 
 
 def two_flat_parabolas(seed: int = 0) -> Problem:
@@ -119,14 +119,13 @@ class ConvexCase(NamedTuple):
 
     problem: Callable[[int], Problem]
     averaged: bool = True
-    eta_0: float = 1.0
     random: bool = True
     """Whether the problem depends on the seed."""
 
 
 OWN = "own trajectories, common minimiser"
 AVERAGED = "averaged, common minimiser"
-SMALL_START = "one parabola, first step 0.001"
+FLAT = "one parabola of curvature 0.001"
 APART = "averaged, no common minimiser"
 FLAT_PAIR = "two flat parabolas, common minimiser"
 APART_PAIR = "two parabolas, no common minimiser"
@@ -140,11 +139,15 @@ def _tilted(seed: int) -> Problem:
     return logistic(seed, tilt=0.2)
 
 
+def _flat(seed: int) -> Problem:
+    return one_parabola(1e-3)
+
+
 CONVEX_CASES = {
     OWN: ConvexCase(_together, averaged=False),
     AVERAGED: ConvexCase(_together),
     APART: ConvexCase(_tilted),
-    SMALL_START: ConvexCase(one_parabola, eta_0=1e-3, random=False),
+    FLAT: ConvexCase(_flat, random=False),
     FLAT_PAIR: ConvexCase(two_flat_parabolas, random=False),
     APART_PAIR: ConvexCase(two_parabolas_apart, random=False),
 }
@@ -178,7 +181,7 @@ def convex(seeds: int = 5, steps: int = 40) -> pd.DataFrame:
     for name, case in CONVEX_CASES.items():
         for seed in range(seeds if case.random else 1):
             problem = case.problem(seed)
-            table = measure(problem, steps, averaged=case.averaged, eta_0=case.eta_0)
+            table = measure(problem, steps, averaged=case.averaged)
             table.insert(0, "seed", seed)
             table.insert(0, "case", name)
             tables.append(table)
