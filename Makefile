@@ -82,7 +82,7 @@ docs: $(STAMP) ## build the site into site/
 docs-serve: $(STAMP) ## show the site while writing it
 	@$(BIN)/mkdocs serve
 
-bench: $(STAMP) ## measure speed and memory beside other simulators, on an idle machine (half an hour)
+bench: $(STAMP) ## measure speed and memory beside other simulators, on an idle machine (an hour)
 	@$(BIN)/python -m benchmarks all
 
 bench-quick: $(STAMP) ## measure speed beside a hand-written loop (two minutes)

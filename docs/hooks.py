@@ -231,8 +231,10 @@ def data_sources() -> str:
         hosts = sorted({url.split("/")[2] for url in urls})
         rows.append((f"`{text.name}`", folders, ", ".join(hosts), "none"))
     for weights in pretrained.CATALOG.values():
-        registry = "none" if weights.package is None else f"pip `{weights.package[0]}`"
-        rows.append((f"`{weights.name}`", f"`{weights.name}`", "the hub, when asked", registry))
+        hub, registry = "the hub, when asked", "none"
+        if weights.package is not None:
+            hub, registry = "none", f"pip `{weights.package[0]}`"
+        rows.append((f"`{weights.name}`", f"`{weights.name}`", hub, registry))
     head = ("name", "1. folders below a data folder", "2. canonical host", "3. package client")
     return _table(head, rows)
 

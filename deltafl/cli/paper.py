@@ -64,7 +64,7 @@ class RunOptions(PartOptions):
     """What to run, and where."""
 
     scale: ScaleName = Field(
-        "laptop", description="the paper's setting to the letter, or a cut that takes minutes a run"
+        "laptop", description="the paper's setting, or a cut that takes minutes a run"
     )
     runs: Path = Field(Path("runs/paper"), description="folder of the run folders")
     plan: bool = Field(False, description="only say what would run")

@@ -1,10 +1,10 @@
 """ResNet-18 and ResNet-50 for small images, the CIFAR models of the paper (Section 4).
 
 He et al. 2016 with the stem that 32x32 images call for: a 3x3 convolution of stride 1 and no
-max-pool, so that the four stages see 32, 16, 8 and 4 pixels. The paper's code normalises with
-BatchNorm; group norm is offered because it keeps no running statistics, which clients with
-different data disagree about. BatchNorm cannot train on a single sample once the maps have
-shrunk to one pixel: there torch raises a ValueError.
+max-pool, so that the four stages see 32, 16, 8 and 4 pixels. The authors' code normalises with
+BatchNorm, which in the blocks of its ResNet-18 keeps no running statistics; here it keeps them.
+Group norm is offered because clients with different data disagree about them. BatchNorm cannot
+train on a single sample once the maps have shrunk to one pixel: there torch raises a ValueError.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from deltafl.objective.base import LocalLoss
 
 @dataclass(frozen=True)
 class FedProx:
-    """Cross entropy and the proximal term; mu = 1 is what the authors' published code has."""
+    """Cross entropy and the proximal term; mu = 1 is the default of the authors' code."""
 
     mu: float = 1.0
 

@@ -2,7 +2,7 @@
 
     eta = (f(x) - f*) / (c |g(x)|^2)
 
-The paper uses f* = 0, c = 0.5 and no cap.
+The paper's authors use f* = 0, c = 0.5 and no cap.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Scale:
 
 PAPER = Scale(
     "paper",
-    "the paper's setting to the letter",
+    "the paper's setting",
     {
         "mnist": 500,
         "fmnist": 1000,

@@ -56,12 +56,12 @@ def _provisos(item: Item, cells: Sequence[Result]) -> Iterator[str]:
 
 _NOTE = (
     "Final test accuracy (%): ours / the paper's / the difference. Bold: within 0.5 points of the "
-    "best of its column. ± is the deviation over seeds, of which one stands behind a number "
-    "without it."
+    "best of its column. ± is the deviation over seeds, ours and, where the paper gives one, "
+    "theirs; one of our numbers without it has one seed."
 )
 
 
-_LABEL_WIDTH, _CELL_WIDTH = 18, 27
+_LABEL_WIDTH, _CELL_WIDTH = 18, 32
 
 
 def to_rich(item: Item, cells: Sequence[Result], width: int) -> Iterator[Table]:
@@ -138,7 +138,7 @@ def to_latex(item: Item, cells: Sequence[Result]) -> str:
                     continue
                 mine = _ours(cell).replace("±", r"$\pm$")
                 mine = rf"\textbf{{{mine}}}" if cell in ours else mine
-                published = _theirs(cell)
+                published = _theirs(cell).replace("±", r"$\pm$")
                 published = rf"\textbf{{{published}}}" if cell in theirs else published
                 words.append(f"{mine} / {published} / {_difference(cell)}".replace("–", "--"))
             lines.append(" & ".join(words) + r" \\")
@@ -148,13 +148,15 @@ def to_latex(item: Item, cells: Sequence[Result]) -> str:
 
 
 def _ours(cell: Result) -> str:
-    if cell.ours is None:
-        return "–"
-    return f"{cell.ours:.1f}" + (f" ±{cell.std:.1f}" if cell.std is not None else "")
+    return "–" if cell.ours is None else _with_deviation(cell.ours, cell.std)
 
 
 def _theirs(cell: Result) -> str:
-    return "–" if cell.theirs is None else f"{cell.theirs.accuracy:.1f}"
+    return "–" if cell.theirs is None else _with_deviation(*cell.theirs)
+
+
+def _with_deviation(value: float, std: float | None) -> str:
+    return f"{value:.1f}" + (f" ±{std:.1f}" if std is not None else "")
 
 
 def _difference(cell: Result) -> str:

@@ -154,18 +154,18 @@ class TestCells:
     def test_tables_show_ours_beside_theirs(self, cells):
         item = ITEMS["table-7"]
         text = to_markdown(item, cells)
-        assert "| SGD | 82.0 ±2.0 / 83.4 / −1.4 |" in text
-        assert "| Δ-SGD | **86.0 ±0.1** / **85.2** / +0.8 |" in text
-        assert "| SPS | – / 84.6 / – |" in text
+        assert "| SGD | 82.0 ±2.0 / 83.4 ±1.8 / −1.4 |" in text
+        assert "| Δ-SGD | **86.0 ±0.1** / **85.2 ±1.5** / +0.8 |" in text
+        assert "| SPS | – / 84.6 ±1.5 / – |" in text
         assert "6 of 24 runs done" in text
         latex = to_latex(item, cells)
-        assert r"\textbf{86.0 $\pm$0.1} / \textbf{85.2} / +0.8 \\" in latex
+        assert r"\textbf{86.0 $\pm$0.1} / \textbf{85.2 $\pm$1.5} / +0.8 \\" in latex
         assert latex.count(r"\begin{tabular}") == 1
         assert "fmnist-cnn,0.1,sgd,,82.0,2.0,3,83.43,paper,82.0" in to_csv(cells)
 
     def test_a_narrow_terminal_gets_narrow_tables(self, cells, tmp_path):
         everything = results(ITEMS["table-7"], PAPER, Records(tmp_path), {})
-        assert len(list(to_rich(ITEMS["table-7"], everything, 80))) == 2
+        assert len(list(to_rich(ITEMS["table-7"], everything, 80))) == 3
         assert len(list(to_rich(ITEMS["table-7"], everything, 200))) == 1
 
     def test_coverage_says_what_is_missing(self, cells):
