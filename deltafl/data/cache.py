@@ -17,7 +17,7 @@ import numpy as np
 
 from deltafl.data.entry import Entry
 from deltafl.data.files import exists
-from deltafl.data.parts import PARTS, Bytes, Parts
+from deltafl.data.parts import PARTS, Bytes, Parts, mapped
 from deltafl.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -101,15 +101,13 @@ def _manifest(folder: Path, entry: Entry) -> dict[str, Any]:
 
 def _map(path: Path, part: str, entry: Entry) -> Bytes:
     try:
-        # Copy on write: shared with every other reader, yet torch may wrap it.
-        array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode="c")
-    except Exception as error:  # numpy's own parser of headers may fail in any way
-        raise _damaged(path, entry, f"cannot be read ({error})") from error
+        array = mapped(path)
+    except ValueError as error:
+        raise _damaged(path, entry, str(error)) from error
     if (
         array.shape != entry.part_shape(part)
         or array.dtype != np.uint8
         or not array.flags.c_contiguous
-        or path.stat().st_size != array.offset + array.nbytes
     ):
         raise _damaged(path, entry, f"is not {entry.part_shape(part)} bytes")
     return array.view(np.ndarray)

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deltafl.data.parts import sha256
+from deltafl.data.parts import mapped, sha256
 from deltafl.data.text.dataset import TextDataset, TextSplit, Tokenizer, encode
 from deltafl.data.text.entry import SPLITS, Edition, TextEntry
 from deltafl.errors import UserError
@@ -93,8 +93,11 @@ def read(place: Path, entry: TextEntry, edition: Edition, pad: int, *, hashed: b
             known = manifest["sha256"].get(path.stem)
             if hashed and sha256(array.view(np.uint8)) != known:
                 raise _damaged(path, "has been altered (checksum mismatch)")
-        if count and int(arrays["ends"][-1]) != len(arrays["tokens"]):
+        ends = arrays["ends"]
+        if count and int(ends[-1]) != len(arrays["tokens"]):
             raise _damaged(place / f"{which}-tokens.npy", "does not end where the last text does")
+        if count and not (ends[0] > 0 and (ends[1:] > ends[:-1]).all()):
+            raise _damaged(place / f"{which}-ends.npy", "has texts that end before they begin")
         splits.append(TextSplit(*(torch.from_numpy(array) for array in arrays.values())))
     found = TextDataset(entry.name, splits[0], splits[1], entry.classes, pad, edition.part)
     return found.referring_to(partial(_reopen, place, entry, edition, pad))
@@ -124,11 +127,10 @@ def _manifest(place: Path) -> dict[str, Any]:
 
 def _map(path: Path, kind: type[np.signedinteger[Any]]) -> np.ndarray[Any, Any]:
     try:
-        # Copy on write: shared with every other reader, yet torch may wrap it.
-        array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode="c")
-    except (OSError, ValueError, OverflowError) as error:
-        raise _damaged(path, f"cannot be read ({error})") from error
-    if array.ndim != 1 or array.dtype != kind or path.stat().st_size != array.offset + array.nbytes:
+        array = mapped(path)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    if array.ndim != 1 or array.dtype != kind:
         raise _damaged(path, f"is not a row of {np.dtype(kind).name}")
     return array.view(np.ndarray)
 

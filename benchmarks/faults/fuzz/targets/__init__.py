@@ -15,6 +15,7 @@ from benchmarks.faults.fuzz.targets import (
     request,
     run_folder,
     store,
+    texts,
     update,
 )
 
@@ -32,6 +33,8 @@ TARGETS: dict[str, Target] = {
         images.LABELS,
         images.DELTAS,
         store.TARGET,
+        texts.ROWS,
+        texts.TOKENS,
         package.TARGET,
         node_data.TARGET,
         update.TARGET,
