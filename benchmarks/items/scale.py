@@ -127,7 +127,8 @@ def _million(settings: Settings, progress: Progress, outcome: Outcome) -> None:
 def _overhead(settings: Settings, progress: Progress, outcome: Outcome) -> None:
     """Compare a round of W with its local work alone."""
     systems = [fleet.deltafl(W), fleet.local_work(W)]
-    repeats, rounds = settings.choose(7, 15)
+    # Many turns: a few percent are less than what a shared machine's speed changes between two.
+    repeats, rounds = settings.choose(16, 15)
     results = compare.interleave(systems, progress, repeats=repeats, rounds=rounds)
     title = "a round of W beside the local work of its clients alone, on two processes"
     outcome.tables.append(Table(title, compare.COLUMNS, compare.rows(results, "deltafl")))
