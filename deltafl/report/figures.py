@@ -455,15 +455,20 @@ def step_sizes(frame: pd.DataFrame | Mapping[str, pd.DataFrame], *, log: bool = 
             frames puts several below each other.
         log: A logarithmic y axis; the first condition spans orders of magnitude.
     """
+    highlight = alt.selection_point(name="condition", fields=["condition"], bind="legend")
     if not isinstance(frame, Mapping):
-        return _step_sizes(frame, log).properties(config=LOOK)
+        chart = _step_sizes(frame, log, highlight).add_params(highlight)
+        return chart.properties(config=LOOK)
     if not frame:
         raise UserError("the figure of step sizes has nothing to show: no run recorded them")
-    charts = [_step_sizes(panel, log).properties(title=name) for name, panel in frame.items()]
+    charts = [
+        _step_sizes(panel, log, highlight).properties(title=name) for name, panel in frame.items()
+    ]
+    charts[0] = charts[0].add_params(highlight)  # one for all panels
     return alt.concat(*charts, columns=1, config=LOOK)
 
 
-def _step_sizes(frame: pd.DataFrame, log: bool) -> alt.Chart:
+def _step_sizes(frame: pd.DataFrame, log: bool, highlight: alt.Parameter) -> alt.Chart:
     require(frame, ["step", *_CONDITIONS], "the figure of step sizes")
     # Painted in the order of the columns: the widest line below, the step size on top.
     painted = ["step", "growth", "smoothness", "eta"]
@@ -480,7 +485,6 @@ def _step_sizes(frame: pd.DataFrame, log: bool) -> alt.Chart:
     else:
         scale = alt.Scale(zero=True)
     legend = alt.Legend(title=None, orient="top", **STROKE_SYMBOL)
-    highlight = alt.selection_point(fields=["condition"], bind="legend")
     chart: alt.Chart = (
         alt.Chart(inline_data(rows), width=640, height=280)
         .mark_line(strokeJoin="round")
@@ -491,7 +495,6 @@ def _step_sizes(frame: pd.DataFrame, log: bool) -> alt.Chart:
             tooltip=["step:Q", "condition:N", alt.Tooltip("value:Q", format=".3g")],
             **stroke_encodings("condition", dict(_CONDITIONS.values()), legend),
         )
-        .add_params(highlight)
     )
     return chart
 

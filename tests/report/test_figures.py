@@ -272,6 +272,15 @@ def test_step_sizes_on_a_linear_axis_keep_zero() -> None:
     assert etas(log=True) == [None] * 3
 
 
+def test_panels_of_step_sizes_share_one_legend_to_click() -> None:
+    spec = step_sizes({"one": STEPS, "other": STEPS}).to_dict()
+    (highlight,) = spec["params"]
+    assert highlight["bind"] == "legend"
+    for panel in spec["concat"]:
+        (condition,) = panel["encoding"]["opacity"]["condition"]
+        assert condition["param"] == highlight["name"]
+
+
 def test_step_sizes_without_a_finite_value_are_refused() -> None:
     nothing = STEPS.assign(smoothness=float("nan"), growth=float("inf"), eta=float("nan"))
     with pytest.raises(UserError, match="no step size is finite"):
