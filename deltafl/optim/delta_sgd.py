@@ -89,7 +89,7 @@ class DeltaSGD(StepSizeOptimizer):
     """SGD that finds its own step size from the local smoothness (Δ-SGD, Algorithm 1).
 
     ```python
-    optimizer = DeltaSGD(model.parameters(), curvature="same-batch")
+    optimizer = DeltaSGD(model.parameters())
 
 
     def closure():
@@ -102,9 +102,10 @@ class DeltaSGD(StepSizeOptimizer):
     optimizer.step(closure)
     ```
 
-    With ``curvature="reused"``, the default, ``optimizer.step()`` after ``backward()`` is enough.
-    Its estimate is noisier: where batches differ more than steps, the step size only falls, so
-    call ``reset()`` now and then, as every round of federated learning does.
+    With ``curvature="reused"`` a step costs one gradient instead of two, and ``optimizer.step()``
+    after ``backward()`` is enough. Its estimate is noisier: where batches differ more than steps,
+    the step size only falls, so call ``reset()`` now and then, as every round of federated
+    learning does.
 
     Args:
         params: parameters, named parameters, or groups of them, as for any torch optimizer.
@@ -115,12 +116,12 @@ class DeltaSGD(StepSizeOptimizer):
         theta0: the ratio assumed before there is one.
         curvature: which gradients are compared.
 
-            - ``"reused"``: that of this step and that of the step before, each on its own batch.
-              One gradient a step, kept as a copy. |x_k - x_{k-1}| is eta_{k-1} |g_{k-1}|.
             - ``"same-batch"``: this step's loss at the point before and at this point. Costs a
               second gradient a step and a copy of the parameters, and needs ``step(closure)``.
               The closure runs at x_{k-1} first, with the randomness that x_k will see, and
               without a trace (see ``Rehearsal``); the loss returned is that at x_k.
+            - ``"reused"``: that of this step and that of the step before, each on its own batch.
+              One gradient a step, kept as a copy. |x_k - x_{k-1}| is eta_{k-1} |g_{k-1}|.
         max_lr: no step size exceeds it, eta_0 included.
         scope: ``"global"``: one step size from norms over all parameters together; ``"group"``:
             each group has its own. Groups with different ``lr`` under one step size keep their
@@ -162,7 +163,7 @@ class DeltaSGD(StepSizeOptimizer):
         gamma: float = 2.0,
         delta: float = 0.1,
         theta0: float = 1.0,
-        curvature: Literal["reused", "same-batch"] = "reused",
+        curvature: Literal["same-batch", "reused"] = "same-batch",
         max_lr: float | None = None,
         scope: Literal["global", "group"] = "global",
         weight_decay: float = 0.0,

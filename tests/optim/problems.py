@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from deltafl.optim import DeltaSGD
+
 from .reference import Vector
+
+reused = partial(DeltaSGD, curvature="reused")
+"""Δ-SGD for tests that give the gradients themselves, and so step without a closure."""
 
 
 @dataclass(frozen=True)

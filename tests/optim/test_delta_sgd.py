@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deltafl.optim import DeltaSGD, StepRecord
 
-from .problems import PROBLEMS, flat
+from .problems import PROBLEMS, flat, reused
 from .reference import delta_sgd
 
 
@@ -69,7 +69,7 @@ class TestAlgorithm:
     def test_growth_binds_on_a_flat_parabola(self) -> None:
         """f = x^2 / 2 from 1: x_1 = 0.8; |dx| = |dg| = 0.2, so smoothness is gamma / 2 = 1."""
         x = parameter(1.0)
-        optimizer = DeltaSGD([x])
+        optimizer = reused([x])
         optimizer.recording = True
         descend_with(optimizer, (x, [1.0]))
         assert x.item() == pytest.approx(0.8, rel=1e-15)
@@ -83,7 +83,7 @@ class TestAlgorithm:
     def test_smoothness_binds_on_a_steep_parabola(self) -> None:
         """f = 5 x^2 from 1: x_1 = -1; |dx| = 2, |dg| = 20, so eta_1 = 1/L = 0.1 lands at 0."""
         x = parameter(1.0)
-        optimizer = DeltaSGD([x])
+        optimizer = reused([x])
         optimizer.recording = True
         etas = []
         for _ in range(5):
@@ -99,7 +99,7 @@ class TestAlgorithm:
     def test_norms_run_over_all_parameters(self) -> None:
         """Moves (0.6, 0.8), gradient differences (3, 4): 2 * 1 / (2 * 5) = 0.2."""
         x, y = parameter(0.0), parameter(0.0)
-        optimizer = DeltaSGD([x, y], lr=1.0)
+        optimizer = reused([x, y], lr=1.0)
         optimizer.recording = True
         descend_with(optimizer, (x, [0.6]), (y, [-0.8]))
         descend_with(optimizer, (x, [3.6]), (y, [3.2]))
@@ -127,7 +127,7 @@ class TestAlgorithm:
 class TestOddCases:
     def test_without_a_change_of_gradient_it_grows(self) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x])
+        optimizer = reused([x])
         optimizer.recording = True
         for _ in range(2):
             descend_with(optimizer, (x, [1.0]))
@@ -136,7 +136,7 @@ class TestOddCases:
 
     def test_without_a_move_it_grows(self) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x])
+        optimizer = reused([x])
         optimizer.recording = True
         for gradient in (0.0, 1.0):
             descend_with(optimizer, (x, [gradient]))
@@ -148,7 +148,7 @@ class TestOddCases:
         self, bad: float
     ) -> None:
         x = parameter(1.0, 2.0)
-        optimizer = DeltaSGD([x])
+        optimizer = reused([x])
         descend_with(optimizer, (x, [1.0, 1.0]))
         descend_with(optimizer, (x, [bad, 1.0]))
         assert not math.isfinite(x[0].item())
@@ -165,18 +165,18 @@ class TestOddCases:
     def test_the_step_size_never_leaves_the_numbers_of_its_type(self, dtype: torch.dtype) -> None:
         limits = torch.finfo(dtype)
         x = parameter(1.0, dtype=dtype)
-        optimizer = DeltaSGD([x], lr=limits.max / 1.05)
+        optimizer = reused([x], lr=limits.max / 1.05)
         for _ in range(3):
             descend_with(optimizer, (x, [0.0]))
         assert optimizer.step_size == limits.max
-        optimizer = DeltaSGD([x], lr=limits.tiny)
+        optimizer = reused([x], lr=limits.tiny)
         for gradient in (1.0, limits.max**0.4):
             descend_with(optimizer, (x, [gradient]))
         assert optimizer.step_size == limits.tiny
 
     def test_one_step_uses_eta_0(self) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x], lr=0.3)
+        optimizer = reused([x], lr=0.3)
         assert optimizer.step_size == 0.3
         descend_with(optimizer, (x, [1.0]))
         assert x.item() == 0.7
@@ -184,7 +184,7 @@ class TestOddCases:
 
     def test_the_cap_holds_for_every_step_size(self) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x], max_lr=0.15)
+        optimizer = reused([x], max_lr=0.15)
         assert optimizer.step_size == 0.15
         for _ in range(3):
             descend_with(optimizer, (x, [1.0]))
@@ -195,7 +195,7 @@ class TestOddCases:
     def test_huge_and_tiny_gradients_in_float32(self, size: float) -> None:
         """The rule sees the ratio of two norms whose squares float32 cannot hold."""
         x = torch.zeros(1000, requires_grad=True)
-        optimizer = DeltaSGD([x], lr=0.1)
+        optimizer = reused([x], lr=0.1)
         optimizer.recording = True
         for factor in (1.0, 1.5):
             x.grad = torch.full_like(x, factor * size)
@@ -208,8 +208,8 @@ class TestOddCases:
         torch.manual_seed(0)
         start, gradients = torch.randn(300).to(dtype), torch.randn(3, 300).to(dtype)
         low, wide = start.clone().requires_grad_(), start.double().requires_grad_()
-        optimizer = DeltaSGD([low], foreach=foreach)
-        exact = DeltaSGD([wide])
+        optimizer = reused([low], foreach=foreach)
+        exact = reused([wide])
         for gradient in gradients:
             with torch.no_grad():
                 wide.copy_(low)
@@ -222,14 +222,14 @@ class TestOddCases:
 
     def test_the_step_size_of_float64_parameters_is_float64(self) -> None:
         x, y = parameter(1.0), parameter(1.0, dtype=torch.float32)
-        optimizer = DeltaSGD([y, x])
+        optimizer = reused([y, x])
         descend_with(optimizer, (x, [1.0]), (y, [1.0]))
         assert optimizer.param_groups[0]["eta"].dtype == torch.float64
         assert optimizer.step_size == 0.2
 
     def test_norms_skip_parameters_without_a_gradient_in_both_steps(self) -> None:
         x, y = parameter(0.0), parameter(0.0)
-        optimizer = DeltaSGD([x, y], lr=0.1)
+        optimizer = reused([x, y], lr=0.1)
         optimizer.recording = True
         descend_with(optimizer, (x, [1.0]), (y, None))
         descend_with(optimizer, (x, [3.0]), (y, [7.0]))  # only x: 2 * 0.1 / (2 * 2)
@@ -242,17 +242,17 @@ class TestOddCases:
 
     def test_a_parameter_without_gradient_is_not_moved_by_weight_decay(self) -> None:
         x, y = parameter(1.0), parameter(1.0)
-        optimizer = DeltaSGD([x, y], weight_decay=0.5)
+        optimizer = reused([x, y], weight_decay=0.5)
         descend_with(optimizer, (x, [1.0]), (y, None))
         assert y.item() == 1.0
 
     @pytest.mark.parametrize("scope", ["global", "group"])
     def test_a_step_without_any_gradient_is_no_step(self, scope: str) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x], scope=scope)
+        optimizer = reused([x], scope=scope)
         optimizer.recording = True
         twin_x = parameter(1.0)
-        twin = DeltaSGD([twin_x], scope=scope)
+        twin = reused([twin_x], scope=scope)
         descend_with(optimizer, (x, None))
         assert optimizer.step_sizes == (0.2,)
         for gradient in (1.0, 0.3):
@@ -265,7 +265,7 @@ class TestOddCases:
 
     def test_a_group_without_gradients_keeps_its_step_size_but_no_memory(self) -> None:
         x, y = parameter(1.0), parameter(1.0)
-        optimizer = DeltaSGD([{"params": [x]}, {"params": [y]}], scope="group")
+        optimizer = reused([{"params": [x]}, {"params": [y]}], scope="group")
         optimizer.recording = True
         descend_with(optimizer, (x, [1.0]), (y, [1.0]))
         descend_with(optimizer, (x, [1.0]), (y, None))
@@ -277,7 +277,7 @@ class TestOddCases:
 
     def test_gradients_zeroed_in_place_are_remembered(self) -> None:
         x = parameter(0.0)
-        optimizer = DeltaSGD([x], lr=0.1)
+        optimizer = reused([x], lr=0.1)
         optimizer.recording = True
         for gradient in (1.0, 3.0, 4.0):
             descend_with(optimizer, (x, [gradient]))
@@ -288,7 +288,7 @@ class TestOddCases:
 
     def test_sparse_gradients_are_refused_before_anything_changes(self) -> None:
         x, table = parameter(1.0), torch.ones(3, 2, requires_grad=True)
-        optimizer = DeltaSGD([x, table])
+        optimizer = reused([x, table])
         x.grad = torch.ones_like(x)
         table.grad = torch.ones(3, 2).to_sparse()
         with pytest.raises(RuntimeError, match=r"sparse gradients.*sparse=False"):
@@ -298,11 +298,11 @@ class TestOddCases:
 
     def test_complex_parameters_are_refused(self) -> None:
         with pytest.raises(RuntimeError, match=r"complex64.*view_as_real"):
-            DeltaSGD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)])
+            reused([torch.zeros(2, dtype=torch.complex64, requires_grad=True)])
 
     def test_tensors_with_no_elements_count_for_nothing(self) -> None:
         x, empty = parameter(1.0), torch.zeros(0, 3, dtype=torch.float64, requires_grad=True)
-        optimizer = DeltaSGD([empty, x])
+        optimizer = reused([empty, x])
         optimizer.recording = True
         for gradient in (1.0, 3.0):
             empty.grad = torch.zeros_like(empty)
@@ -330,7 +330,7 @@ class TestOptions:
     def test_what_cannot_work_is_refused(self, options: dict[str, object], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             DeltaSGD([parameter(1.0)], **options)
-        optimizer = DeltaSGD([parameter(1.0)])
+        optimizer = reused([parameter(1.0)])
         with pytest.raises(ValueError, match=message):
             optimizer.add_param_group({"params": [parameter(1.0)], **options})
         assert len(optimizer.param_groups) == 1
@@ -341,12 +341,12 @@ class TestOptions:
             return [{"params": [parameter(1.0)]}, {"params": [parameter(1.0)], key: 0.7}]
 
         with pytest.raises(ValueError, match=rf'same {key}.*use scope="group"'):
-            DeltaSGD(groups())
-        assert len(DeltaSGD(groups(), scope="group").step_sizes) == 2
+            reused(groups())
+        assert len(reused(groups(), scope="group").step_sizes) == 2
 
     def test_maximize_goes_up(self) -> None:
         x, y = parameter(1.0), parameter(1.0)
-        up, down = DeltaSGD([x], maximize=True), DeltaSGD([y])
+        up, down = reused([x], maximize=True), reused([y])
         for gradient in (1.0, 0.4, -3.0):
             descend_with(up, (x, [-gradient]))
             descend_with(down, (y, [gradient]))
@@ -389,12 +389,12 @@ class TestOptions:
 
     def test_a_tensor_as_lr_is_read_once(self) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x], lr=torch.tensor([0.5]))
+        optimizer = reused([x], lr=torch.tensor([0.5]))
         assert optimizer.param_groups[0]["lr"] == 0.5
 
     def test_a_scheduler_moves_eta_0(self) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x], lr=0.4)
+        optimizer = reused([x], lr=0.4)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         descend_with(optimizer, (x, [1.0]))
         scheduler.step()
@@ -406,7 +406,7 @@ class TestOptions:
 
     def test_an_lr_that_became_zero_is_refused_where_it_is_read(self) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x])
+        optimizer = reused([x])
         descend_with(optimizer, (x, [1.0]))
         optimizer.param_groups[0]["lr"] = 0.0
         descend_with(optimizer, (x, [1.0]))
@@ -419,7 +419,7 @@ class TestGroups:
     def test_groups_of_equal_lr_are_one_vector(self) -> None:
         problem = PROBLEMS["network"]()
         one, many = problem.tensors(problem.start()), problem.tensors(problem.start())
-        together, apart = DeltaSGD(one), DeltaSGD([{"params": [p]} for p in many])
+        together, apart = reused(one), reused([{"params": [p]} for p in many])
         for k in range(10):
             for params, optimizer in ((one, together), (many, apart)):
                 optimizer.zero_grad()
@@ -464,7 +464,7 @@ class TestGroups:
 
     def test_the_cap_bounds_the_group_that_steps_farthest(self) -> None:
         x, y = parameter(0.0), parameter(0.0)
-        optimizer = DeltaSGD([{"params": [x], "lr": 0.1}, {"params": [y], "lr": 1.0}], max_lr=0.5)
+        optimizer = reused([{"params": [x], "lr": 0.1}, {"params": [y], "lr": 1.0}], max_lr=0.5)
         assert optimizer.step_sizes == pytest.approx((0.05, 0.5))
         descend_with(optimizer, (x, [1.0]), (y, [1.0]))
         assert optimizer.step_sizes == pytest.approx((0.05, 0.5))
@@ -472,9 +472,9 @@ class TestGroups:
     def test_scope_group_is_one_optimizer_each(self) -> None:
         problem = PROBLEMS["network"]()
         one, many = problem.tensors(problem.start()), problem.tensors(problem.start())
-        scoped = DeltaSGD([{"params": [p]} for p in one], scope="group")
+        scoped = reused([{"params": [p]} for p in one], scope="group")
         scoped.recording = True
-        separate = [DeltaSGD([p]) for p in many]
+        separate = [reused([p]) for p in many]
         for k in range(10):
             scoped.zero_grad()
             problem.loss(one, k).backward()
@@ -492,7 +492,7 @@ class TestGroups:
 
     def test_a_group_added_later_joins_the_common_step_size(self) -> None:
         x, y = parameter(0.0), parameter(0.0)
-        optimizer = DeltaSGD([x], lr=0.1)
+        optimizer = reused([x], lr=0.1)
         optimizer.recording = True
         descend_with(optimizer, (x, [1.0]))
         optimizer.add_param_group({"params": [y], "lr": 0.2})
@@ -503,7 +503,7 @@ class TestGroups:
 
     def test_a_group_added_later_starts_its_own_step_size(self) -> None:
         x, y = parameter(0.0), parameter(0.0)
-        optimizer = DeltaSGD([x], lr=0.1, scope="group")
+        optimizer = reused([x], lr=0.1, scope="group")
         descend_with(optimizer, (x, [1.0]))
         optimizer.add_param_group({"params": [y], "lr": 0.7})
         descend_with(optimizer, (x, [3.0]), (y, [1.0]))
@@ -513,7 +513,7 @@ class TestGroups:
 class TestRecordsAndReset:
     def test_records_are_kept_only_while_recording(self) -> None:
         x = parameter(1.0)
-        optimizer = DeltaSGD([x])
+        optimizer = reused([x])
         descend_with(optimizer, (x, [1.0]))
         assert optimizer.records == []
         optimizer.recording = True

@@ -238,7 +238,7 @@ def test_loss_scaling_that_is_not_undone_is_another_loss(mode: Mode) -> None:
 def test_a_gradient_scaler_and_clipping_without_a_closure() -> None:
     """GradScaler takes no closure, so it goes with the reused gradient only."""
     x = leaf(1.0, -2.0)
-    optimizer = DeltaSGD([x])
+    optimizer = DeltaSGD([x], curvature="reused")
     optimizer.recording = True
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**70)
     for _ in range(12):

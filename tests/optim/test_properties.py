@@ -11,6 +11,8 @@ from torch import Tensor
 
 from deltafl.optim import DeltaSGD
 
+from .problems import reused
+
 SIZES = (3, 1, 4)
 numbers = st.one_of(
     st.floats(-10, 10, width=32),
@@ -47,7 +49,7 @@ def run(
     """Step with the gradients times a factor, the parameters given in some order."""
     params = [torch.zeros(size, dtype=dtype, requires_grad=True) for size in SIZES]
     given_order = [params[i] for i in order] if order else params
-    optimizer = DeltaSGD([{"params": [p]} for p in given_order], **kwargs)
+    optimizer = reused([{"params": [p]} for p in given_order], **kwargs)
     optimizer.recording = True
     for values in gradients:
         split = torch.tensor(values, dtype=dtype).split(SIZES)

@@ -17,11 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deltafl.optim import SPS, DeltaSGD
 
+from .problems import reused
+
 Build = Callable[[Any], Optimizer]
 BUILDS: dict[str, Build] = {
-    "reused": lambda params: DeltaSGD(params, weight_decay=0.01),
+    "reused": lambda params: reused(params, weight_decay=0.01),
     "same-batch": lambda params: DeltaSGD(params, curvature="same-batch"),
-    "group": lambda params: DeltaSGD([{"params": [p]} for p in params], scope="group"),
+    "group": lambda params: reused([{"params": [p]} for p in params], scope="group"),
     "sps": lambda params: SPS(params, max_lr=0.3),
 }
 
@@ -97,7 +99,7 @@ def test_a_loaded_state_brings_its_options() -> None:
     model = network(torch.float32)
     optimizer = DeltaSGD(model.parameters(), gamma=1.0, curvature="same-batch")
     train(model, optimizer, range(2))
-    other = DeltaSGD(network(torch.float32).parameters())
+    other = reused(network(torch.float32).parameters())
     other.load_state_dict(optimizer.state_dict())
     assert other.param_groups[0]["gamma"] == 1.0
     with pytest.raises(TypeError, match="same-batch"):
@@ -127,7 +129,7 @@ def test_foreach_takes_mixed_types() -> None:
             torch.randn(4, 3).to(dtype).requires_grad_()
             for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float32)
         ]
-        optimizer = DeltaSGD(params, foreach=foreach, weight_decay=0.1, maximize=True)
+        optimizer = reused(params, foreach=foreach, weight_decay=0.1, maximize=True)
         for _ in range(4):
             for p in params:
                 p.grad = torch.randn(4, 3).to(p.dtype)
@@ -166,7 +168,7 @@ def test_no_step_waits_for_the_device(build: Build, foreach: bool) -> None:
 
 def test_named_parameters_keep_their_names() -> None:
     model = network(torch.float32)
-    optimizer = DeltaSGD(model.named_parameters())
+    optimizer = reused(model.named_parameters())
     train(model, optimizer, range(2))
     assert optimizer.state_dict()["param_groups"][0]["param_names"] == [
         "0.weight",
@@ -178,7 +180,7 @@ def test_named_parameters_keep_their_names() -> None:
 
 def test_step_hooks_run_around_the_step() -> None:
     model = network(torch.float32)
-    optimizer = DeltaSGD(model.parameters())
+    optimizer = reused(model.parameters())
     seen: list[tuple[str, float]] = []
     optimizer.register_step_pre_hook(lambda opt, *_: seen.append(("before", opt.step_size)))
     optimizer.register_step_post_hook(lambda opt, *_: seen.append(("after", opt.step_size)))
@@ -191,7 +193,7 @@ def test_step_hooks_run_around_the_step() -> None:
 
 def test_a_gradient_scaler_skips_a_step_that_overflowed() -> None:
     x = torch.ones(2, requires_grad=True)
-    optimizer = DeltaSGD([x])
+    optimizer = reused([x])
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for gradient in (1.0, torch.inf, 0.5):
         x.grad = torch.full((2,), 4 * gradient)
@@ -199,7 +201,7 @@ def test_a_gradient_scaler_skips_a_step_that_overflowed() -> None:
         scaler.step(optimizer)
         scaler.update(4.0)
     twin = torch.ones(2, requires_grad=True)
-    plain = DeltaSGD([twin])
+    plain = reused([twin])
     for gradient in (1.0, 0.5):
         twin.grad = torch.full((2,), gradient)
         plain.step()

@@ -47,8 +47,10 @@ def delta_sgd_inputs(device: str, dtype: torch.dtype | None = None) -> list[Opti
         configuration("theory", gamma=1.0, delta=1.0, theta0=3.0),
         configuration("scope", scope="group"),
         configuration("scope, weight decay", scope="group", weight_decay=0.1),
-        configuration("same batch", curvature="same-batch"),
-        configuration("same batch, scope", curvature="same-batch", scope="group"),
+        configuration("reused", curvature="reused"),
+        configuration("reused, weight decay", curvature="reused", weight_decay=0.5),
+        configuration("reused, cap", curvature="reused", max_lr=0.05),
+        configuration("reused, scope", curvature="reused", scope="group"),
     ]
 
 
@@ -92,7 +94,7 @@ def info(cls: type[Optimizer], inputs: Callable[..., list[OptimizerInput]]) -> O
         scheduler_inputs=SCHEDULERS,
         supported_impls=("foreach",),
         supports_complex=False,
-        step_requires_closure=cls is SPS,
+        step_requires_closure=True,
     )
 
 

@@ -112,7 +112,7 @@ class Arm(NamedTuple):
     """gamma = c / (K sqrt(T)) and delta = 1, as in Theorem 1; otherwise the defaults."""
     independent: bool = True
     """Line 9 of Algorithm 1 uses a batch of its own; otherwise that of the next step, as
-    `DeltaSGD(curvature="same-batch")` does."""
+    `DeltaSGD` does."""
     disagreement: float = 0.0
 
     def gamma(self, horizon: int, local_steps: int) -> float:
