@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from deltafl.kernels.conv_pool_relu import conv_pool_relu, dropout2d_scale, reference
-from deltafl.kernels.native import available, reason
+from deltafl.kernels.narrow_conv import NARROW, NarrowConv2d, narrow_conv
+from deltafl.kernels.native import available, narrow_pays, reason
 
-__all__ = ["available", "conv_pool_relu", "dropout2d_scale", "reason", "reference"]
+__all__ = [
+    "NARROW",
+    "NarrowConv2d",
+    "available",
+    "conv_pool_relu",
+    "dropout2d_scale",
+    "narrow_conv",
+    "narrow_pays",
+    "reason",
+    "reference",
+]

@@ -15,14 +15,7 @@
  * Plain C with the vector extensions of GCC and Clang. A vector holds 8 floats, which is one
  * AVX register and two NEON or SSE registers.
  */
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define LANES 8
-#define CACHE_LINE 64
-#define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(32)));
 typedef int32_t ivec __attribute__((vector_size(32)));
@@ -64,17 +57,6 @@ static shape make_shape(const int64_t *sizes) {
     s.pooled_width = (s.width - s.kernel + 1) / 2;
     s.pooled = s.pooled_height * s.pooled_width;
     return s;
-}
-
-INLINE ptrdiff_t round_up(ptrdiff_t count, ptrdiff_t multiple) {
-    return (count + multiple - 1) / multiple * multiple;
-}
-
-/* Zeros, aligned to cache lines; NULL if there is no memory. */
-static void *zeros(ptrdiff_t count, size_t size) {
-    const size_t bytes = (size_t)round_up(count * (ptrdiff_t)size, CACHE_LINE);
-    void *memory = aligned_alloc(CACHE_LINE, bytes);
-    return memory == NULL ? NULL : memset(memory, 0, bytes);
 }
 
 /* Backward keeps a sample pixel by pixel, [H,W,depth], so that a row of the patch under a filter is
@@ -163,18 +145,6 @@ INLINE void pool(vec top_a, vec bottom_a, target a, vec top_b, vec bottom_b, tar
 /* Each sample is computed from a copy: its rows begin at cache lines, which spares loads that
  * straddle two of them, and vectors that reach past the last row read memory that is there. */
 INLINE ptrdiff_t row_stride(const shape *s) { return round_up(s->width, CACHE_LINE / 4); }
-
-/* Rows are short: a call of memcpy for each would cost more than the copying. */
-static void copy_rows(float *restrict to, ptrdiff_t stride, const float *restrict from,
-                      ptrdiff_t rows, ptrdiff_t width) {
-    for (; rows > 0; rows--, to += stride, from += width) {
-        ptrdiff_t x = 0;
-        for (; x + 4 <= width; x += 4)
-            memcpy(to + x, from + x, 4 * sizeof(float));
-        for (; x < width; x++)
-            to[x] = from[x];
-    }
-}
 
 /* Up to 6 output channels of one sample, 2 rows by 8 columns at a time: 12 vectors of sums stay
  * in registers (AVX2 has 16), enough to keep two multiply-add units busy. */

@@ -75,23 +75,7 @@ def dropout2d_scale(maps: int, channels: int, p: float, like: Tensor) -> Tensor 
 def _fast(inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None) -> bool:
     """Whether the compiled kernel computes this; errors in the shapes are for torch to explain."""
     given = (inputs, weight, bias) if scale is None else (inputs, weight, bias, scale)
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-        return False
-    for tensor in given:
-        # Subclasses, and the tensors inside torch.func transforms, have no memory of their own.
-        if (
-            tensor.dtype is not torch.float32
-            or tensor.device.type != "cpu"
-            or type(tensor) not in _PLAIN
-            or tensor.layout is not torch.strided
-        ):
-            return False
-    if torch._C._are_functorch_transforms_active() or not _fits(inputs, weight, bias, scale):
-        return False
-    return native.available()
-
-
-_PLAIN = (Tensor, torch.nn.Parameter)
+    return native.readable(*given) and _fits(inputs, weight, bias, scale) and native.available()
 
 
 def _fits(inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None) -> bool:

@@ -8,35 +8,26 @@ else goes wrong, `available` is false, `reason` says why, and callers use plain 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import platform
-import shlex
-import shutil
-import stat
-import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-import platformdirs
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_SOURCE = "conv_pool_relu.c"
+from deltafl.kernels import build
+from deltafl.kernels.build import UnavailableError
+
+_SOURCES = ("common.c", "conv_pool_relu.c", "narrow_conv.c")
 # No -ffast-math: NaN has to come through. Contraction (one rounding for a multiply-add) is what
 # the speed rests on, and is off by default in some compilers.
 _FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fPIC", "-shared", "-Wno-psabi")
 _TUNINGS = (("-march=native",), ())
-_COMPILE_SECONDS = 120
-
-
-class _UnavailableError(Exception):
-    """Why there are no compiled kernels."""
 
 
 def available() -> bool:
@@ -47,6 +38,31 @@ def available() -> bool:
 def reason() -> str | None:
     """Return why they cannot be used, or None if they can."""
     return _load().reason
+
+
+def narrow_pays() -> bool:
+    """Say whether `narrow_forward` and `narrow_backward` are faster here than torch."""
+    library = _load().library
+    return library is not None and library.narrow_pays
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether the kernels may read these tensors' memory."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    for tensor in tensors:
+        # Subclasses, and the tensors inside torch.func transforms, have no memory of their own.
+        if (
+            tensor.dtype is not torch.float32
+            or tensor.device.type != "cpu"
+            or type(tensor) not in _PLAIN
+            or tensor.layout is not torch.strided
+        ):
+            return False
+    return not torch._C._are_functorch_transforms_active()
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def forward(
@@ -77,6 +93,22 @@ def backward(
     return library.backward(inputs, weight, scale, winners, gradient, to_inputs, to_filters)
 
 
+def narrow_forward(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return the convolution of stride 1 that keeps the size of images; as for `forward`."""
+    library = _load().library
+    assert library is not None
+    return library.narrow_forward(inputs, weight)
+
+
+def narrow_backward(
+    inputs: Tensor, weight: Tensor, gradient: Tensor, *, to_inputs: bool, to_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of inputs and weight; those not asked for are None."""
+    library = _load().library
+    assert library is not None
+    return library.narrow_backward(inputs, weight, gradient, to_inputs, to_weight)
+
+
 class _Library:
     """The functions of a loaded shared library."""
 
@@ -86,6 +118,11 @@ class _Library:
         self._forward.argtypes = [ctypes.c_void_p] * 7
         self._backward = library.deltafl_conv_pool_relu_backward
         self._backward.argtypes = [ctypes.c_void_p] * 9
+        self._narrow_forward = library.deltafl_narrow_conv_forward
+        self._narrow_forward.argtypes = [ctypes.c_void_p] * 4
+        self._narrow_backward = library.deltafl_narrow_conv_backward
+        self._narrow_backward.argtypes = [ctypes.c_void_p] * 6
+        self.narrow_pays = bool(library.deltafl_narrow_conv_pays())
 
     def forward(
         self, inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None, record: bool
@@ -105,7 +142,7 @@ class _Library:
             _address(winners),
         )
         if failed:
-            raise MemoryError("no memory for the convolution")
+            raise MemoryError(_NO_MEMORY)
         return maps, winners
 
     def backward(
@@ -135,8 +172,44 @@ class _Library:
             _address(of_bias),
         )
         if failed:
-            raise MemoryError("no memory for the gradient of the convolution")
+            raise MemoryError(_NO_MEMORY)
         return of_inputs, of_weight, of_bias
+
+    def narrow_forward(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        batch, channels, height, width = inputs.shape
+        outputs, _, kernel, _ = weight.shape
+        maps = inputs.new_empty(batch, outputs, height, width)
+        failed = self._narrow_forward(
+            (ctypes.c_int64 * 6)(batch, channels, outputs, height, width, kernel),
+            inputs.data_ptr(),
+            weight.data_ptr(),
+            maps.data_ptr(),
+        )
+        if failed:
+            raise MemoryError(_NO_MEMORY)
+        return maps
+
+    def narrow_backward(
+        self, inputs: Tensor, weight: Tensor, gradient: Tensor, to_inputs: bool, to_weight: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        batch, channels, height, width = inputs.shape
+        outputs, _, kernel, _ = weight.shape
+        of_inputs = torch.empty_like(inputs) if to_inputs else None
+        of_weight = torch.empty_like(weight) if to_weight else None
+        failed = self._narrow_backward(
+            (ctypes.c_int64 * 6)(batch, channels, outputs, height, width, kernel),
+            inputs.data_ptr(),
+            weight.data_ptr(),
+            gradient.data_ptr(),
+            _address(of_inputs),
+            _address(of_weight),
+        )
+        if failed:
+            raise MemoryError(_NO_MEMORY)
+        return of_inputs, of_weight
+
+
+_NO_MEMORY = "no memory for the convolution"
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -169,7 +242,7 @@ def _load() -> _Loaded:
 def _try_load() -> _Loaded:
     try:
         return _Loaded(_build(), None)
-    except _UnavailableError as error:
+    except UnavailableError as error:
         return _Loaded(None, str(error))
     except Exception as error:  # whatever it is, plain torch still works
         return _Loaded(None, f"{type(error).__name__}: {error}")
@@ -178,137 +251,36 @@ def _try_load() -> _Loaded:
 def _build() -> _Library:
     """Return a checked library: from the cache, or compiled, or the reason why not."""
     if os.name != "posix":
-        raise _UnavailableError(f"there is no support for {platform.system()} yet")
-    source = resources.files(__package__).joinpath(_SOURCE).read_bytes()
-    compiler = _compiler()
-    folder = _cache_folder()
+        raise UnavailableError(f"there is no support for {platform.system()} yet")
+    files = resources.files(__package__)
+    source = b"".join(files.joinpath(name).read_bytes() for name in _SOURCES)
+    compiler = build.compiler()
+    folder = build.cache_folder()
     problems = []
     for tuning in _TUNINGS:
         command = [*compiler, *_FLAGS, *tuning]
         try:
             if folder is not None:
-                name = f"conv_pool_relu-{_key(source, command)}.so"
+                name = f"kernels-{build.key(source, command)}.so"
                 return _cached(source, command, folder / name)
             with tempfile.TemporaryDirectory(prefix="deltafl-") as private:
                 # A loaded library needs its file no longer.
-                path = Path(private, "conv_pool_relu.so")
-                _compile(source, command, path)
+                path = Path(private, "kernels.so")
+                build.compile_to(path, source, command)
                 return _checked(path)
-        except _UnavailableError as problem:
+        except UnavailableError as problem:
             problems.append(str(problem))
-    raise _UnavailableError("; ".join(dict.fromkeys(problems)))
+    raise UnavailableError("; ".join(dict.fromkeys(problems)))
 
 
 def _cached(source: bytes, command: list[str], path: Path) -> _Library:
-    if _ours(path):
+    if build.ours(path):
         try:
             return _checked(path)
-        except _UnavailableError:
+        except UnavailableError:
             pass  # damaged: make it anew
-    _compile(source, command, path)
+    build.compile_to(path, source, command)
     return _checked(path)
-
-
-def _compiler() -> list[str]:
-    """Return the command of the system's C compiler."""
-    for candidate in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        command = shlex.split(candidate or "")
-        if command and (found := shutil.which(command[0])):
-            return [found, *command[1:]]
-    raise _UnavailableError("there is no C compiler: install gcc or clang, or name one in CC")
-
-
-def _compile(source: bytes, command: list[str], path: Path) -> None:
-    """Compile to `path`, which appears complete or not at all."""
-    handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=path.parent)
-    os.close(handle)
-    try:
-        _run([*command, "-x", "c", "-", "-o", name], source)
-        built = os.open(name, os.O_RDWR)
-        try:
-            os.fchmod(built, 0o700)
-            os.fsync(built)
-        finally:
-            os.close(built)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _run(command: list[str], stdin: bytes = b"") -> str:
-    try:
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, timeout=_COMPILE_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _UnavailableError(f"the C compiler does not run: {error}") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        why = lines[0] if lines else f"exit code {done.returncode}"
-        raise _UnavailableError(f"the C compiler fails: {why}")
-    return done.stdout.decode(errors="replace")
-
-
-def _key(source: bytes, command: list[str]) -> str:
-    """Name a build by all it depends on: a home folder may be shared by different machines."""
-    parts = [
-        source,
-        "\0".join(command).encode(),
-        _run([command[0], "--version"]).encode(),
-        _processor().encode(),
-    ]
-    return hashlib.sha256(b"\0\0".join(parts)).hexdigest()[:24]
-
-
-def _processor() -> str:
-    """Identify the processor, and so what -march=native means."""
-    known = "\n".join((platform.system(), platform.machine(), platform.processor()))
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n", 1)[0].splitlines()
-    except OSError:
-        return known
-    # Not all lines: the clock frequency is another one each time.
-    telling = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
-    return "\n".join((known, *(line for line in lines if line.startswith(telling))))
-
-
-def _cache_folder() -> Path | None:
-    """Return the folder of compiled kernels, or None if it cannot be written or trusted.
-
-    Loading a library is running it. So nobody else may be able to put one there.
-    """
-    folder = Path(platformdirs.user_cache_dir("deltafl", appauthor=False)).absolute() / "kernels"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = folder.resolve(strict=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            return None
-        trusted = _ours(folder) and all(map(_settled, folder.parents))
-    except (OSError, RuntimeError):
-        return None
-    return folder if trusted else None
-
-
-def _ours(path: Path) -> bool:
-    """Whether `path` exists, belongs to this user, and nobody else can write it."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    return (
-        not stat.S_ISLNK(status.st_mode)
-        and status.st_uid == os.geteuid()
-        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    )
-
-
-def _settled(parent: Path) -> bool:
-    """Whether nobody but this user and root can exchange what is inside `parent`."""
-    status = parent.stat()
-    if status.st_uid not in {os.geteuid(), 0}:
-        return False
-    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return not others_write or bool(status.st_mode & stat.S_ISVTX)
 
 
 def _checked(path: Path) -> _Library:
@@ -316,38 +288,68 @@ def _checked(path: Path) -> _Library:
     try:
         library = _Library(path)
     except (OSError, AttributeError) as error:
-        raise _UnavailableError(f"the compiled library cannot be loaded: {error}") from None
+        raise UnavailableError(f"the compiled library cannot be loaded: {error}") from None
     # The first use may be under no_grad or inference_mode; the check needs gradients of its own.
     with torch.inference_mode(False), torch.enable_grad():
-        right = all(_agrees(library, *case) for case in _cases())
+        right = _agrees(library) and _agrees_narrow(library)
     if not right:
-        raise _UnavailableError("the compiled library computes something else than torch")
+        raise UnavailableError("the compiled library computes something else than torch")
     return library
 
 
-def _cases() -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield inputs, weight, bias and scale; no random numbers, which belong to the caller."""
+def _wave(*shape: int) -> Tensor:
+    """Return numbers to check with, and no random ones, which belong to the caller."""
+    count = torch.arange(torch.Size(shape).numel(), dtype=torch.float32, device="cpu")
+    return (count * 1.7 + 0.3 * (count % 7)).sin().view(shape)
 
-    def wave(*shape: int) -> Tensor:
-        count = torch.arange(torch.Size(shape).numel(), dtype=torch.float32, device="cpu")
-        return (count * 1.7 + 0.3 * (count % 7)).sin().view(shape)
 
+def _agrees(library: _Library) -> bool:
+    """Whether pooled convolutions are those of torch."""
     factors = torch.tensor([0.0, 2.0, 1.0, 0.5, 2.0, 0.0, 3.0], dtype=torch.float32, device="cpu")
     for outputs, kernel in ((7, 5), (3, 2)):
-        scale = factors[:outputs].repeat(2, 1)
-        yield wave(2, 3, 13, 16), wave(outputs, 3, kernel, kernel), wave(outputs), scale
+        inputs, weight = _wave(2, 3, 13, 16), _wave(outputs, 3, kernel, kernel)
+        bias, scale = _wave(outputs), factors[:outputs].repeat(2, 1)
+        exact = _exact(inputs, weight, bias)
+        maps = F.conv2d(exact[0], exact[1], exact[2]) * scale.double()[:, :, None, None]
+        expected = F.max_pool2d(maps, 2).relu()
+        gradient = _slope(expected)
+        found, winners = library.forward(inputs, weight, bias, scale, True)
+        assert winners is not None
+        others = library.backward(inputs, weight, scale, winners, gradient, True, True)
+        if not _same((found, *others), expected, exact, gradient):
+            return False
+    return True
 
 
-def _agrees(library: _Library, inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> bool:
-    exact = [tensor.double().requires_grad_() for tensor in (inputs, weight, bias)]
-    maps = F.conv2d(exact[0], exact[1], exact[2]) * scale.double()[:, :, None, None]
-    expected = F.max_pool2d(maps, 2).relu()
-    gradient = (expected.detach() - 0.5).cos().float()
-    gradients = torch.autograd.grad(expected, exact, gradient.double())
-    found, winners = library.forward(inputs, weight, bias, scale, True)
-    assert winners is not None
-    found_gradients = library.backward(inputs, weight, scale, winners, gradient, True, True)
+def _agrees_narrow(library: _Library) -> bool:
+    """Whether narrow convolutions are those of torch."""
+    for channels, outputs, kernel in ((3, 15, 3), (5, 2, 1)):
+        inputs, weight = _wave(2, channels, 6, 9), _wave(outputs, channels, kernel, kernel)
+        exact = _exact(inputs, weight)
+        expected = F.conv2d(exact[0], exact[1], padding=kernel // 2)
+        gradient = _slope(expected)
+        found = library.narrow_forward(inputs, weight)
+        others = library.narrow_backward(inputs, weight, gradient, True, True)
+        if not _same((found, *others), expected, exact, gradient):
+            return False
+    return True
+
+
+def _exact(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.double().requires_grad_() for tensor in tensors]
+
+
+def _slope(outputs: Tensor) -> Tensor:
+    """Return some gradient of the outputs."""
+    return (outputs.detach() - 0.5).cos().float()
+
+
+def _same(
+    found: tuple[Tensor | None, ...], outputs: Tensor, leaves: list[Tensor], gradient: Tensor
+) -> bool:
+    """Whether ours are the outputs, and the gradients of the leaves."""
+    gradients = torch.autograd.grad(outputs, leaves, gradient.double())
     return all(
         ours is not None and torch.allclose(ours.double(), right.detach(), rtol=1e-4, atol=1e-4)
-        for ours, right in zip((found, *found_gradients), (expected, *gradients), strict=True)
+        for ours, right in zip(found, (outputs, *gradients), strict=True)
     )

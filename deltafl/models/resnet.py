@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from deltafl import kernels
 from deltafl.models.base import Classifier
 
 Norm = Literal["batch", "group"]
@@ -116,14 +117,28 @@ class ResNet(Classifier):
         """Keep a pixel's channels together, which the CPU's convolutions prefer.
 
         Only if they fill vectors: with 4 channels torch 2.13 writes past the end of its memory.
+        The convolutions of narrower networks are compiled kernels.
         """
-        if self._width % 16 == 0:
-            super().speed_up()
+        super().speed_up()
+        if self._fills_vectors:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            return
+        for part in self.modules():
+            if kernels.NarrowConv2d.fits(part):
+                part.__class__ = kernels.NarrowConv2d
+
+    @property
+    def _fills_vectors(self) -> bool:
+        return self._width % kernels.NARROW == 0
+
+    @property
+    def native(self) -> bool:
+        """Whether convolutions run in compiled kernels."""
+        return self.fast and not self._fills_vectors and kernels.narrow_pays()
 
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the maps of the last stage, averaged over the pixels."""
-        if self.fast:
+        if self.fast and self._fills_vectors:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         maps: Tensor = self.blocks(self.stem(inputs))
         return maps.mean(dim=(2, 3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deltafl import client, models, objective, optim
+from deltafl import client, kernels, models, objective, optim
 from deltafl.client import LocalWork, OptimizerSteps
 from deltafl.data.dataset import Samples
 from deltafl.fast.flat import FlatSteps, flattens
@@ -74,7 +74,9 @@ def test_channels_last_agree_with_channels_first(norm):
     first = outcome(built("resnet18", width=16, norm=norm), work, OptimizerSteps)
     last = outcome(built("resnet18", width=16, norm=norm, fast=True), work, OptimizerSteps)
     assert_agree(last, first, "sgd")
-    assert not built("resnet18", width=4, fast=True).fast
+    narrow = built("resnet18", width=4, fast=True)
+    assert narrow.native == kernels.narrow_pays()
+    assert narrow.stem[0].weight.is_contiguous()  # four channels must not come last
 
 
 def test_what_is_left_to_the_plain_way():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltafl.kernels import native
+from deltafl.kernels import build, native
 
 
 def real() -> str | None:
@@ -48,7 +48,7 @@ def quick(tmp_path: Path) -> str:
 def load(cache: Path, quick: str, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Load the kernels as the first use of a process does, with a cache and a compiler."""
     monkeypatch.setattr(
-        native.platformdirs, "user_cache_dir", lambda *_, **__: str(cache / "deltafl")
+        build.platformdirs, "user_cache_dir", lambda *_, **__: str(cache / "deltafl")
     )
 
     def first_use(cc: str = quick) -> native._Loaded:
@@ -120,10 +120,10 @@ def test_several_processes_at_once_then_from_the_cache(cache: Path, quick: str) 
 def test_a_library_that_is_not_ours_is_made_anew(
     cache: Path, quick: str, load: Load, mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "_key", lambda *_: "name")
+    monkeypatch.setattr(build, "key", lambda *_: "name")
     folder = cache / "deltafl" / "kernels"
     folder.mkdir(mode=0o700, parents=True)
-    planted = folder / "conv_pool_relu-name.so"
+    planted = folder / "kernels-name.so"
     planted.write_bytes(b"not a library")
     planted.chmod(mode)
     assert load().reason is None
@@ -183,8 +183,13 @@ exec {real()} "$@" -O0
 @compiler
 @pytest.mark.parametrize(
     "fault",
-    ["s/(next > best)/(next < best)/", "s/count += position >= 0/count += position > 0/"],
-    ids=["forward", "backward"],
+    [
+        "s/(next > best)/(next < best)/",
+        "s/count += position >= 0/count += position > 0/",
+        "s/left\\[o\\] += w/left[o] -= w/",
+        "s/\\* GROUP + 1\\] += g/* GROUP + 1] -= g/",
+    ],
+    ids=["forward", "backward", "narrow forward", "narrow filters"],
 )
 def test_a_library_that_computes_nonsense_is_refused(
     load: Load, tmp_path: Path, fault: str
@@ -239,8 +244,8 @@ def test_any_surprise_is_a_reason(load: Load, monkeypatch: pytest.MonkeyPatch) -
     def surprise() -> None:
         raise ValueError("what is this")
 
-    monkeypatch.setattr(native, "_cache_folder", surprise)
-    monkeypatch.setattr(native, "_compiler", lambda: ["cc"])
+    monkeypatch.setattr(build, "cache_folder", surprise)
+    monkeypatch.setattr(build, "compiler", lambda: ["cc"])
     assert load().reason == "ValueError: what is this"
 
 
@@ -249,17 +254,17 @@ def test_the_name_of_a_build_depends_on_all_that_goes_into_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     version = "cc 1"
-    monkeypatch.setattr(native, "_run", lambda command: version)
-    monkeypatch.setattr(native, "_processor", lambda: "fast")
-    keys = [native._key(b"source", ["cc", "-O3"]), native._key(b"other", ["cc", "-O3"])]
-    keys.append(native._key(b"source", ["cc", "-O2"]))
+    monkeypatch.setattr(build, "_run", lambda command: version)
+    monkeypatch.setattr(build, "_processor", lambda: "fast")
+    keys = [build.key(b"source", ["cc", "-O3"]), build.key(b"other", ["cc", "-O3"])]
+    keys.append(build.key(b"source", ["cc", "-O2"]))
     version = "cc 2"
-    keys.append(native._key(b"source", ["cc", "-O3"]))
-    monkeypatch.setattr(native, "_processor", lambda: "slow")
-    keys.append(native._key(b"source", ["cc", "-O3"]))
+    keys.append(build.key(b"source", ["cc", "-O3"]))
+    monkeypatch.setattr(build, "_processor", lambda: "slow")
+    keys.append(build.key(b"source", ["cc", "-O3"]))
     assert len(set(keys)) == len(keys)
 
 
 def test_the_processor_is_the_same_one_each_time() -> None:
-    assert native._processor() == native._processor()
-    assert "MHz" not in native._processor()
+    assert build._processor() == build._processor()
+    assert "MHz" not in build._processor()
