@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deltafl.kernels.batch_norm_relu import normalise, normalise_plainly
 from deltafl.kernels.conv_pool_relu import conv_pool_relu, dropout2d_scale, reference
 from deltafl.kernels.narrow_conv import NARROW, NarrowConv2d, narrow_conv
 from deltafl.kernels.native import available, narrow_pays, reason
@@ -14,6 +15,8 @@ __all__ = [
     "dropout2d_scale",
     "narrow_conv",
     "narrow_pays",
+    "normalise",
+    "normalise_plainly",
     "reason",
     "reference",
 ]

@@ -1,4 +1,5 @@
 /* What the kernels share. The files are compiled as one text, this one first. */
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -28,4 +29,27 @@ static void copy_rows(float *restrict to, ptrdiff_t stride, const float *restric
         for (; x < width; x++)
             to[x] = from[x];
     }
+}
+
+/* 16 floats: one AVX-512 register, two of AVX. */
+#define WIDE 16
+
+typedef float wide __attribute__((vector_size(64)));
+typedef int32_t iwide __attribute__((vector_size(64)));
+typedef float unaligned_wide __attribute__((vector_size(64), aligned(4), may_alias));
+
+INLINE wide load_wide(const float *from) { return *(const unaligned_wide *)from; }
+INLINE wide all_wide(float x) {
+    return (wide){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+
+/* The sum of a vector, always in the same order. */
+static float sum_of_lanes(const wide *vector) {
+    const float *lane = (const float *)vector;
+    float sum[WIDE];
+    memcpy(sum, lane, sizeof(sum));
+    for (int half = WIDE / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            sum[i] += sum[i + half];
+    return sum[0];
 }

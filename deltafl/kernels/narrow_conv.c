@@ -14,18 +14,9 @@
  * gradients of the inputs a sample's are the same bits whatever the rest of its batch.
  */
 
-#define WIDE 16
 #define STRIP (2 * WIDE) /* places computed at once */
 #define GROUP 3          /* taps of a filter whose gradients are summed at once */
 #define MOST 8           /* outputs computed at once: with 2 vectors each, 16 of 32 registers */
-
-typedef float wide __attribute__((vector_size(64)));
-typedef float unaligned_wide __attribute__((vector_size(64), aligned(4), may_alias));
-
-INLINE wide load_wide(const float *from) { return *(const unaligned_wide *)from; }
-INLINE wide all_wide(float x) {
-    return (wide){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
-}
 
 typedef struct {
     ptrdiff_t height, width, kernel;
@@ -175,17 +166,6 @@ static float *pack(ptrdiff_t inputs, ptrdiff_t outputs, ptrdiff_t size, const fl
         o += count;
     }
     return packed;
-}
-
-/* The sum of a vector, always in the same order. */
-static float sum_of_lanes(const wide *vector) {
-    const float *lane = (const float *)vector;
-    float sum[WIDE];
-    memcpy(sum, lane, sizeof(sum));
-    for (int half = WIDE / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            sum[i] += sum[i + half];
-    return sum[0];
 }
 
 static int filter_gradients(const field *f, ptrdiff_t batch, ptrdiff_t inputs, ptrdiff_t outputs,

@@ -15,18 +15,22 @@ import threading
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deltafl.kernels import build
 from deltafl.kernels.build import UnavailableError
 
-_SOURCES = ("common.c", "conv_pool_relu.c", "narrow_conv.c")
+_SOURCES = ("common.c", "conv_pool_relu.c", "narrow_conv.c", "batch_norm_relu.c")
 # No -ffast-math: NaN has to come through. Contraction (one rounding for a multiply-add) is what
 # the speed rests on, and is off by default in some compilers.
-_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fPIC", "-shared", "-Wno-psabi")
+_FLAGS = (
+    *("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno"),
+    *("-fPIC", "-shared", "-Wno-psabi"),
+)
 _TUNINGS = (("-march=native",), ())
 
 
@@ -109,6 +113,38 @@ def narrow_backward(
     return library.narrow_backward(inputs, weight, gradient, to_inputs, to_weight)
 
 
+class Normalised(NamedTuple):
+    """What batch normalisation gives, and what its gradient needs to know."""
+
+    maps: Tensor
+    mean: Tensor
+    scale: Tensor
+
+
+def batch_norm_relu_forward(
+    inputs: Tensor, norm: nn.BatchNorm2d, shortcut: Tensor | None, *, relu: bool
+) -> Normalised:
+    """Normalise a batch in training, and move the running statistics; as for `forward`."""
+    library = _load().library
+    assert library is not None
+    return library.batch_norm_relu_forward(inputs, norm, shortcut, relu)
+
+
+def batch_norm_relu_backward(
+    inputs: Tensor,
+    weight: Tensor,
+    found: Normalised,
+    gradient: Tensor,
+    *,
+    relu: bool,
+    to_shortcut: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of inputs, weight, bias and shortcut."""
+    library = _load().library
+    assert library is not None
+    return library.batch_norm_relu_backward(inputs, weight, found, gradient, relu, to_shortcut)
+
+
 class _Library:
     """The functions of a loaded shared library."""
 
@@ -122,6 +158,15 @@ class _Library:
         self._narrow_forward.argtypes = [ctypes.c_void_p] * 4
         self._narrow_backward = library.deltafl_narrow_conv_backward
         self._narrow_backward.argtypes = [ctypes.c_void_p] * 6
+        self._norm_forward = library.deltafl_batch_norm_relu_forward
+        self._norm_forward.argtypes = [
+            *[ctypes.c_void_p] * 5,
+            ctypes.c_int,
+            *[ctypes.c_double] * 2,
+            *[ctypes.c_void_p] * 5,
+        ]
+        self._norm_backward = library.deltafl_batch_norm_relu_backward
+        self._norm_backward.argtypes = [ctypes.c_void_p] * 11
         self.narrow_pays = bool(library.deltafl_narrow_conv_pays())
 
     def forward(
@@ -208,8 +253,65 @@ class _Library:
             raise MemoryError(_NO_MEMORY)
         return of_inputs, of_weight
 
+    def batch_norm_relu_forward(
+        self, inputs: Tensor, norm: nn.BatchNorm2d, shortcut: Tensor | None, relu: bool
+    ) -> Normalised:
+        batch, channels, height, width = inputs.shape
+        found = Normalised(
+            torch.empty_like(inputs), inputs.new_empty(channels), inputs.new_empty(channels)
+        )
+        failed = self._norm_forward(
+            (ctypes.c_int64 * 3)(batch, channels, height * width),
+            inputs.data_ptr(),
+            norm.weight.data_ptr(),
+            norm.bias.data_ptr(),
+            _address(shortcut),
+            relu,
+            norm.eps,
+            norm.momentum,
+            _address(norm.running_mean),
+            _address(norm.running_var),
+            *(tensor.data_ptr() for tensor in found),
+        )
+        if failed:
+            raise MemoryError(_NO_MEMORY)
+        return found
 
-_NO_MEMORY = "no memory for the convolution"
+    def batch_norm_relu_backward(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        found: Normalised,
+        gradient: Tensor,
+        relu: bool,
+        to_shortcut: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        batch, channels, height, width = inputs.shape
+        of_inputs, of_weight = torch.empty_like(inputs), torch.empty_like(weight)
+        of_bias = torch.empty_like(weight)
+        # Without relu the gradient goes on to the shortcut as it is.
+        of_shortcut = torch.empty_like(gradient) if to_shortcut and relu else None
+        failed = self._norm_backward(
+            (ctypes.c_int64 * 3)(batch, channels, height * width),
+            inputs.data_ptr(),
+            weight.data_ptr(),
+            found.mean.data_ptr(),
+            found.scale.data_ptr(),
+            found.maps.data_ptr() if relu else None,
+            gradient.data_ptr(),
+            of_inputs.data_ptr(),
+            of_weight.data_ptr(),
+            of_bias.data_ptr(),
+            _address(of_shortcut),
+        )
+        if failed:
+            raise MemoryError(_NO_MEMORY)
+        if to_shortcut and not relu:
+            of_shortcut = gradient
+        return of_inputs, of_weight, of_bias, of_shortcut
+
+
+_NO_MEMORY = "no memory for a layer's maps"
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -291,7 +393,7 @@ def _checked(path: Path) -> _Library:
         raise UnavailableError(f"the compiled library cannot be loaded: {error}") from None
     # The first use may be under no_grad or inference_mode; the check needs gradients of its own.
     with torch.inference_mode(False), torch.enable_grad():
-        right = _agrees(library) and _agrees_narrow(library)
+        right = _agrees(library) and _agrees_narrow(library) and _agrees_norm(library)
     if not right:
         raise UnavailableError("the compiled library computes something else than torch")
     return library
@@ -333,6 +435,28 @@ def _agrees_narrow(library: _Library) -> bool:
         if not _same((found, *others), expected, exact, gradient):
             return False
     return True
+
+
+def _agrees_norm(library: _Library) -> bool:
+    """Whether normalised maps are those of torch."""
+    inputs, shortcut = _wave(2, 3, 5, 7), _wave(2, 3, 7, 5).mT.contiguous()
+    norm = nn.BatchNorm2d(3, device="cpu", dtype=torch.float32)
+    norm.weight.data, norm.bias.data = 1 + _wave(3), _wave(3)
+    exact = _exact(inputs, norm.weight.detach(), norm.bias.detach(), shortcut)
+    variance, mean = torch.var_mean(exact[0].detach(), (0, 2, 3))
+    maps = F.batch_norm(exact[0], None, None, exact[1], exact[2], training=True, eps=norm.eps)
+    expected = (maps + exact[3]).relu()
+    gradient = _slope(expected)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.running_mean.fill_(1.0)
+    found = library.batch_norm_relu_forward(inputs, norm, shortcut, True)
+    others = library.batch_norm_relu_backward(inputs, norm.weight, found, gradient, True, True)
+    return (
+        _same((found.maps, *others), expected, exact, gradient)
+        and torch.allclose(norm.running_mean.double(), 0.9 + 0.1 * mean, atol=1e-6)
+        and torch.allclose(norm.running_var.double(), 0.9 + 0.1 * variance, atol=1e-6)
+    )
 
 
 def _exact(*tensors: Tensor) -> list[Tensor]:

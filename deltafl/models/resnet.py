@@ -44,8 +44,11 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
 class _Residual(nn.Module):
     """relu(branch(x) + shortcut(x)); the shortcut is a 1x1 convolution where shapes differ."""
 
+    normalise = staticmethod(kernels.normalise_plainly)
+    """How norms, and what follows them, are computed."""
+
     def __init__(
-        self, branch: nn.Module, inputs: int, outputs: int, stride: int, norm: _MakeNorm
+        self, branch: nn.Sequential, inputs: int, outputs: int, stride: int, norm: _MakeNorm
     ) -> None:
         super().__init__()
         self.branch = branch
@@ -54,8 +57,15 @@ class _Residual(nn.Module):
             self.shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, maps: Tensor) -> Tensor:
-        total: Tensor = self.branch(maps) + self.shortcut(maps)
-        return total.relu()
+        shortcut = maps
+        if isinstance(self.shortcut, nn.Sequential):
+            conv, norm = self.shortcut
+            shortcut = self.normalise(conv(maps), norm, relu=False)
+        layers = list(self.branch)  # a convolution, its norm, and relu after all but the last
+        *inner, (last, norm) = zip(layers[::3], layers[1::3], strict=True)
+        for conv, its_norm in inner:
+            maps = self.normalise(conv(maps), its_norm)
+        return self.normalise(last(maps), norm, shortcut)
 
 
 def _basic(inputs: int, channels: int, stride: int, norm: _MakeNorm) -> _Residual:
@@ -117,7 +127,7 @@ class ResNet(Classifier):
         """Keep a pixel's channels together, which the CPU's convolutions prefer.
 
         Only if they fill vectors: with 4 channels torch 2.13 writes past the end of its memory.
-        The convolutions of narrower networks are compiled kernels.
+        Narrower networks run compiled kernels.
         """
         super().speed_up()
         if self._fills_vectors:
@@ -126,6 +136,8 @@ class ResNet(Classifier):
         for part in self.modules():
             if kernels.NarrowConv2d.fits(part):
                 part.__class__ = kernels.NarrowConv2d
+            elif isinstance(part, _Residual):
+                part.normalise = kernels.normalise
 
     @property
     def _fills_vectors(self) -> bool:
@@ -133,14 +145,16 @@ class ResNet(Classifier):
 
     @property
     def native(self) -> bool:
-        """Whether convolutions run in compiled kernels."""
-        return self.fast and not self._fills_vectors and kernels.narrow_pays()
+        """Whether layers run in compiled kernels."""
+        return self.fast and not self._fills_vectors and kernels.available()
 
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the maps of the last stage, averaged over the pixels."""
         if self.fast and self._fills_vectors:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        maps: Tensor = self.blocks(self.stem(inputs))
+        conv, norm, _ = self.stem
+        normalise = kernels.normalise if self.fast else kernels.normalise_plainly
+        maps: Tensor = self.blocks(normalise(conv(inputs), norm))
         return maps.mean(dim=(2, 3))
 
     def classify(self, representation: Tensor) -> Tensor:

@@ -188,8 +188,14 @@ exec {real()} "$@" -O0
         "s/count += position >= 0/count += position > 0/",
         "s/left\\[o\\] += w/left[o] -= w/",
         "s/\\* GROUP + 1\\] += g/* GROUP + 1] -= g/",
+        "s/y += take(shortcut/y -= take(shortcut/",
+        "s/running_mean\\[c\\] = /running_mean[c] += /",
+        "s/(g - lost/(g + lost/",
     ],
-    ids=["forward", "backward", "narrow forward", "narrow filters"],
+    ids=[
+        *("forward", "backward", "narrow forward", "narrow filters"),
+        *("norm forward", "running mean", "norm backward"),
+    ],
 )
 def test_a_library_that_computes_nonsense_is_refused(
     load: Load, tmp_path: Path, fault: str
