@@ -61,12 +61,12 @@ PAPER = Scale(
 
 LAPTOP = Scale(
     "laptop",
-    "a tenth of the rounds for the CNN, 30 to 40 rounds for narrow ResNets, 6 for half the text",
+    "a tenth of the rounds for the CNN, 20 to 30 rounds for narrow ResNets, 6 for half the text",
     {
         "mnist": 50,
         "fmnist": 100,
-        "cifar10": 40,
-        "cifar100": 30,
+        "cifar10": 30,
+        "cifar100": 20,
         "agnews": 6,
         "dbpedia": 6,
     },
