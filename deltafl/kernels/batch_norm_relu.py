@@ -6,6 +6,7 @@ equals `normalise_plainly` up to float32 rounding.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -53,10 +54,12 @@ def _fast(inputs: Tensor, norm: nn.Module, shortcut: Tensor | None) -> bool:
         type(norm) is nn.BatchNorm2d
         and norm.training
         and norm.affine
+        and norm.track_running_stats
         and norm.momentum is not None
-        and norm.running_mean is not None
-        and norm.running_var is not None
-        and native.readable(inputs, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        # Hooks, such as those that prune weights, are called with the layer.
+        and not (norm._forward_pre_hooks or norm._forward_hooks or norm._backward_hooks)
+        and all(map(_lies_plainly, _of_channels(norm), repeat(norm.num_features)))
+        and native.readable(inputs)
         and (shortcut is None or native.readable(shortcut))
         and inputs.dim() == 4
         and inputs.shape[1] == norm.num_features
@@ -64,6 +67,19 @@ def _fast(inputs: Tensor, norm: nn.Module, shortcut: Tensor | None) -> bool:
         and inputs.is_contiguous()
         and (shortcut is None or (shortcut.shape == inputs.shape and shortcut.is_contiguous()))
         and native.available()
+    )
+
+
+def _of_channels(norm: nn.BatchNorm2d) -> tuple[Tensor | None, ...]:
+    return norm.weight, norm.bias, norm.running_mean, norm.running_var
+
+
+def _lies_plainly(tensor: Tensor | None, count: int) -> bool:
+    return (
+        tensor is not None
+        and tensor.shape == (count,)
+        and tensor.is_contiguous()
+        and native.readable(tensor)
     )
 
 
@@ -81,8 +97,7 @@ class _Normalise(torch.autograd.Function):
         relu: bool,
     ) -> Tensor:
         found = native.batch_norm_relu_forward(inputs, norm, shortcut, relu=relu)
-        ctx.relu = relu
-        ctx.save_for_backward(inputs, weight, *found)
+        ctx.save_for_backward(inputs, weight, found.mean, found.scale, found.maps if relu else None)
         return found.maps
 
     @staticmethod
@@ -93,13 +108,9 @@ class _Normalise(torch.autograd.Function):
                 "normalise has no second derivative: leave out create_graph=True, or set "
                 "DELTAFL_NATIVE=0 to use plain torch"
             )
-        inputs, weight, *found = ctx.saved_tensors
+        inputs, weight, mean, scale, maps = ctx.saved_tensors
         gradients = native.batch_norm_relu_backward(
-            inputs,
-            weight,
-            native.Normalised(*found),
-            gradient.contiguous(),
-            relu=ctx.relu,
+            *(inputs, weight, mean, scale, maps, gradient.contiguous()),
             to_shortcut=ctx.needs_input_grad[3],
         )
         return *gradients, None, None

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from deltafl.kernels import build
@@ -52,7 +53,12 @@ def narrow_pays() -> bool:
 
 def readable(*tensors: Tensor) -> bool:
     """Whether the kernels may read these tensors' memory."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch.is_autocast_enabled("cpu")
+        or forward_ad._current_level >= 0
+    ):
         return False
     for tensor in tensors:
         # Subclasses, and the tensors inside torch.func transforms, have no memory of their own.
@@ -61,6 +67,7 @@ def readable(*tensors: Tensor) -> bool:
             or tensor.device.type != "cpu"
             or type(tensor) not in _PLAIN
             or tensor.layout is not torch.strided
+            or tensor.is_neg()
         ):
             return False
     return not torch._C._are_functorch_transforms_active()
@@ -133,16 +140,19 @@ def batch_norm_relu_forward(
 def batch_norm_relu_backward(
     inputs: Tensor,
     weight: Tensor,
-    found: Normalised,
+    mean: Tensor,
+    scale: Tensor,
+    maps: Tensor | None,
     gradient: Tensor,
     *,
-    relu: bool,
     to_shortcut: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of inputs, weight, bias and shortcut."""
+    """Return the gradients of inputs, weight, bias and shortcut; `maps` is None without relu."""
     library = _load().library
     assert library is not None
-    return library.batch_norm_relu_backward(inputs, weight, found, gradient, relu, to_shortcut)
+    return library.batch_norm_relu_backward(
+        inputs, weight, mean, scale, maps, gradient, to_shortcut
+    )
 
 
 class _Library:
@@ -281,23 +291,24 @@ class _Library:
         self,
         inputs: Tensor,
         weight: Tensor,
-        found: Normalised,
+        mean: Tensor,
+        scale: Tensor,
+        maps: Tensor | None,
         gradient: Tensor,
-        relu: bool,
         to_shortcut: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         batch, channels, height, width = inputs.shape
         of_inputs, of_weight = torch.empty_like(inputs), torch.empty_like(weight)
         of_bias = torch.empty_like(weight)
         # Without relu the gradient goes on to the shortcut as it is.
-        of_shortcut = torch.empty_like(gradient) if to_shortcut and relu else None
+        of_shortcut = torch.empty_like(gradient) if to_shortcut and maps is not None else None
         failed = self._norm_backward(
             (ctypes.c_int64 * 3)(batch, channels, height * width),
             inputs.data_ptr(),
             weight.data_ptr(),
-            found.mean.data_ptr(),
-            found.scale.data_ptr(),
-            found.maps.data_ptr() if relu else None,
+            mean.data_ptr(),
+            scale.data_ptr(),
+            _address(maps),
             gradient.data_ptr(),
             of_inputs.data_ptr(),
             of_weight.data_ptr(),
@@ -306,7 +317,7 @@ class _Library:
         )
         if failed:
             raise MemoryError(_NO_MEMORY)
-        if to_shortcut and not relu:
+        if to_shortcut and maps is None:
             of_shortcut = gradient
         return of_inputs, of_weight, of_bias, of_shortcut
 
@@ -444,16 +455,19 @@ def _agrees_norm(library: _Library) -> bool:
     norm.weight.data, norm.bias.data = 1 + _wave(3), _wave(3)
     exact = _exact(inputs, norm.weight.detach(), norm.bias.detach(), shortcut)
     variance, mean = torch.var_mean(exact[0].detach(), (0, 2, 3))
-    maps = F.batch_norm(exact[0], None, None, exact[1], exact[2], training=True, eps=norm.eps)
-    expected = (maps + exact[3]).relu()
+    normed = F.batch_norm(exact[0], None, None, exact[1], exact[2], training=True, eps=norm.eps)
+    expected = (normed + exact[3]).relu()
     gradient = _slope(expected)
     assert norm.running_mean is not None
     assert norm.running_var is not None
     norm.running_mean.fill_(1.0)
     found = library.batch_norm_relu_forward(inputs, norm, shortcut, True)
-    others = library.batch_norm_relu_backward(inputs, norm.weight, found, gradient, True, True)
+    maps, mean_found, scale = found
+    others = library.batch_norm_relu_backward(
+        inputs, norm.weight, mean_found, scale, maps, gradient, True
+    )
     return (
-        _same((found.maps, *others), expected, exact, gradient)
+        _same((maps, *others), expected, exact, gradient)
         and torch.allclose(norm.running_mean.double(), 0.9 + 0.1 * mean, atol=1e-6)
         and torch.allclose(norm.running_var.double(), 0.9 + 0.1 * variance, atol=1e-6)
     )

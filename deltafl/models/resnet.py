@@ -44,8 +44,8 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
 class _Residual(nn.Module):
     """relu(branch(x) + shortcut(x)); the shortcut is a 1x1 convolution where shapes differ."""
 
-    normalise = staticmethod(kernels.normalise_plainly)
-    """How norms, and what follows them, are computed."""
+    fused = False
+    """Whether norms and what follows them are one operation."""
 
     def __init__(
         self, branch: nn.Sequential, inputs: int, outputs: int, stride: int, norm: _MakeNorm
@@ -57,15 +57,35 @@ class _Residual(nn.Module):
             self.shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, maps: Tensor) -> Tensor:
+        if self.fused:
+            return self._fused(maps)
+        total: Tensor = self.branch(maps) + self.shortcut(maps)
+        return total.relu()
+
+    def _fused(self, maps: Tensor) -> Tensor:
         shortcut = maps
         if isinstance(self.shortcut, nn.Sequential):
             conv, norm = self.shortcut
-            shortcut = self.normalise(conv(maps), norm, relu=False)
+            shortcut = kernels.normalise(conv(maps), norm, relu=False)
         layers = list(self.branch)  # a convolution, its norm, and relu after all but the last
         *inner, (last, norm) = zip(layers[::3], layers[1::3], strict=True)
         for conv, its_norm in inner:
-            maps = self.normalise(conv(maps), its_norm)
-        return self.normalise(last(maps), norm, shortcut)
+            maps = kernels.normalise(conv(maps), its_norm)
+        return kernels.normalise(last(maps), norm, shortcut)
+
+
+class _Stem(nn.Sequential):
+    """A convolution, its norm and relu."""
+
+    fused = False
+    """Whether the norm and relu are one operation."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        if not self.fused:
+            plain: Tensor = super().forward(maps)  # type: ignore[no-untyped-call]
+            return plain
+        conv, norm, _ = self
+        return kernels.normalise(conv(maps), norm)
 
 
 def _basic(inputs: int, channels: int, stride: int, norm: _MakeNorm) -> _Residual:
@@ -108,7 +128,7 @@ class ResNet(Classifier):
         super().__init__()
         self._width = width
         make_norm = _norm(norm, width)
-        self.stem = nn.Sequential(_conv(shape[0], width, 3), make_norm(width), nn.ReLU())
+        self.stem = _Stem(_conv(shape[0], width, 3), make_norm(width), nn.ReLU())
         blocks: list[nn.Module] = []
         inputs = width
         for stage, depth in enumerate(self._depths):
@@ -136,8 +156,8 @@ class ResNet(Classifier):
         for part in self.modules():
             if kernels.NarrowConv2d.fits(part):
                 part.__class__ = kernels.NarrowConv2d
-            elif isinstance(part, _Residual):
-                part.normalise = kernels.normalise
+            elif isinstance(part, _Residual | _Stem):
+                part.fused = True
 
     @property
     def _fills_vectors(self) -> bool:
@@ -145,16 +165,16 @@ class ResNet(Classifier):
 
     @property
     def native(self) -> bool:
-        """Whether layers run in compiled kernels."""
-        return self.fast and not self._fills_vectors and kernels.available()
+        """Whether layers run in compiled kernels: norms over the batch, convolutions."""
+        fused = self.fast and not self._fills_vectors
+        normalises = isinstance(self.stem[1], nn.BatchNorm2d) and kernels.available()
+        return fused and (normalises or kernels.narrow_pays())
 
     def represent(self, inputs: Tensor) -> Tensor:
         """Return the maps of the last stage, averaged over the pixels."""
         if self.fast and self._fills_vectors:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        conv, norm, _ = self.stem
-        normalise = kernels.normalise if self.fast else kernels.normalise_plainly
-        maps: Tensor = self.blocks(normalise(conv(inputs), norm))
+        maps: Tensor = self.blocks(self.stem(inputs))
         return maps.mean(dim=(2, 3))
 
     def classify(self, representation: Tensor) -> Tensor:

@@ -67,6 +67,17 @@ def test_batch_norm_counts_every_batch_once(optimizer, norm):
     assert bool(counts) == (norm == "batch")
 
 
+@pytest.mark.parametrize("loss", objective.names())
+@pytest.mark.parametrize("stepping", [OptimizerSteps, FlatSteps])
+def test_fused_norms_count_every_batch_once(stepping, loss):
+    """Also where a loss calls the halves of a model and not the model, as MOON's does."""
+    work = LocalWork(objective.build(loss), "delta-sgd", batch_size=8)
+    memory = built("resnet18", width=4).state_dict() if loss == "moon" else None
+    weights, _ = outcome(built("resnet18", width=4, fast=True), work, stepping, memory)
+    counts = [value for name, value in weights.items() if name.endswith("num_batches_tracked")]
+    assert [count.item() for count in counts] == [5] * 20
+
+
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_channels_last_agree_with_channels_first(norm):
     # One step: through normalisation, rounding grows from step to step.

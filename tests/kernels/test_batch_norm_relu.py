@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -69,6 +69,15 @@ def assert_right(
         assert float((found[name] - value).abs().max()) <= float(bound), name
 
 
+class Around(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return normalise(inputs, self.norm)
+
+
 def uses_kernel(maps: Tensor) -> bool:
     return type(maps.grad_fn).__name__ == "_NormaliseBackward"
 
@@ -85,7 +94,8 @@ def test_the_layers_of_narrow_resnets(shape: Shape, relu: bool, shortcut: bool) 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     batch, channels, height, width = (draw(st.integers(1, most)) for most in (6, 9, 12, 12))
-    return max(batch, 2), channels, height + 1, width + 1
+    assume(batch * height * width > 1)
+    return batch, channels, height, width
 
 
 @compiled
@@ -157,10 +167,37 @@ def test_torch_computes_the_rest(change: Callable[..., tuple[Tensor, nn.Module, 
         assert torch.equal(one, other)
 
 
+def test_a_layer_that_is_not_as_it_was_built() -> None:
+    """Its tensors may lie anywhere, and its hooks want to be called."""
+    inputs, norm, shortcut = make((3, 4, 5, 5))
+    scattered = copy.deepcopy(norm)
+    assert scattered.running_mean is not None
+    scattered.running_mean = scattered.running_mean.repeat_interleave(2)[::2]
+    stopped = copy.deepcopy(norm)
+    stopped.track_running_stats = False
+    calls = []
+    hooked = copy.deepcopy(norm)
+    hooked.register_forward_hook(lambda *_: calls.append("called"))
+    for layer in (scattered, stopped, hooked):
+        twin = copy.deepcopy(layer)
+        found = normalise(inputs, layer, shortcut)
+        assert torch.equal(found, normalise_plainly(inputs, twin, shortcut))
+        assert all(map(torch.equal, layer.buffers(), twin.buffers()))
+    assert calls == ["called", "called"]
+
+
+@compiled
+def test_without_relu_the_output_may_be_changed() -> None:
+    inputs, norm, _ = make((3, 4, 5, 5))
+    normalise(inputs.requires_grad_(), norm, relu=False).mul_(2).sum().backward()
+
+
 def test_torch_explains_what_is_wrong() -> None:
     inputs, norm, _ = make((3, 4, 5, 5))
     with pytest.raises(RuntimeError, match="running_mean"):
         normalise(inputs[:, :2].contiguous(), norm)
+    with pytest.raises(RuntimeError, match="weight should contain 4 elements"):
+        torch.func.functional_call(Around(norm), {"norm.weight": torch.ones(1)}, inputs)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         normalise(inputs[:1, :, :1, :1].contiguous(), norm)
 

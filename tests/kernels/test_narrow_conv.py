@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from deltafl import kernels
@@ -132,9 +133,15 @@ def test_what_is_not_finite_comes_through(value: float) -> None:
 @compiled
 def test_only_what_is_asked_for() -> None:
     inputs, weight = make((2, 3, 5, 8, 8, 3))
-    narrow_conv(inputs.requires_grad_(), weight).sum().backward()
-    assert inputs.grad is not None
-    assert weight.grad is None
+    gradient = torch.ones(2, 5, 8, 8)
+    both = native.narrow_backward(inputs, weight, gradient, to_inputs=True, to_weight=True)
+    for to_inputs, to_weight in ((True, False), (False, True)):
+        some = native.narrow_backward(
+            inputs, weight, gradient, to_inputs=to_inputs, to_weight=to_weight
+        )
+        for found, right, asked in zip(some, both, (to_inputs, to_weight), strict=True):
+            assert right is not None
+            assert (found is not None and torch.equal(found, right)) if asked else found is None
 
 
 @compiled
@@ -158,6 +165,19 @@ def test_torch_computes_the_rest(changed: Callable[..., tuple[Tensor, Tensor]]) 
     weight.requires_grad_()
     assert not uses_kernel(narrow_conv(inputs, weight))
     assert torch.equal(narrow_conv(inputs, weight), plain(inputs, weight))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@torch.no_grad()
+def test_what_a_kernel_cannot_see_is_left_to_torch() -> None:
+    inputs, weight = make((2, 3, 5, 8, 8, 3))
+    right = plain(-inputs, weight)
+    assert torch.equal(narrow_conv(torch._neg_view(inputs), weight), right)
+    with forward_ad.dual_level():
+        dual = narrow_conv(forward_ad.make_dual(inputs, -inputs), weight)
+        assert torch.equal(forward_ad.unpack_dual(dual).tangent, right)
+    traced = torch.jit.trace(lambda images: narrow_conv(images, weight), inputs)
+    assert torch.allclose(traced(-inputs), right, atol=1e-5)
 
 
 def test_torch_explains_what_is_wrong() -> None:

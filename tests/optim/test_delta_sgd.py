@@ -26,6 +26,13 @@ def descend_with(optimizer: DeltaSGD, *pairs: tuple[Tensor, list[float] | None])
     optimizer.step()
 
 
+def test_the_same_batch_is_compared_unless_asked_otherwise() -> None:
+    x = parameter(1.0)
+    x.grad = torch.ones_like(x)
+    with pytest.raises(TypeError, match=r'step\(closure\).*or use curvature="reused"'):
+        DeltaSGD([x]).step()
+
+
 class TestAlgorithm:
     @pytest.mark.parametrize("curvature", ["reused", "same-batch"])
     @pytest.mark.parametrize("foreach", [False, True])
