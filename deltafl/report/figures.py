@@ -13,6 +13,7 @@ import io
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -151,16 +152,20 @@ def final_accuracies(frame: pd.DataFrame, x_title: str) -> AnyChart:
         panel = frame[frame["panel"] == title]
         scale, axis = _accuracy_axis(panel)
         places = [str(place) for place in panel["place"].unique()]
+        y = partial(
+            alt.Y,
+            title="Final test accuracy (%)" if index % _COLUMNS == 0 else None,
+            scale=scale,
+            axis=axis,
+        )
         base = alt.Chart(inline_data(panel.drop(columns="panel"))).encode(
             x=alt.X("place:N", sort=places, title=x_title, axis=alt.Axis(labelAngle=0)),
-            y=alt.Y(
-                "mean:Q",
-                title="Final test accuracy (%)" if index % _COLUMNS == 0 else None,
-                scale=scale,
-                axis=axis,
-            ),
+            y=y("mean:Q"),
         )
-        error = base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q", color=strokes["color"])
+        # The deviations share the scale too: left to itself, theirs would begin at zero.
+        error = base.mark_rule(opacity=0.5).encode(
+            y=y("low:Q"), y2="high:Q", color=strokes["color"]
+        )
         line = base.mark_line(strokeJoin="round").encode(**strokes)
         point = base.mark_point(filled=True, opacity=1, size=40).encode(
             color=strokes["color"],

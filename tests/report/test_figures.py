@@ -14,6 +14,7 @@ from deltafl.errors import UserError
 from deltafl.report import (
     PAPER_OPTIMIZERS,
     accuracy_curves,
+    final_accuracies,
     heterogeneity_bars,
     save,
     step_sizes,
@@ -224,6 +225,16 @@ def test_ten_classes_have_ten_colours_and_a_hundred_no_legend() -> None:
 def test_counts_that_cannot_be_drawn_are_refused(counts: Any, classes: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         heterogeneity_bars(counts, classes)
+
+
+def test_final_accuracies_leave_no_empty_half() -> None:
+    """All layers of a panel say which range they span, or the axis would begin at zero."""
+    rows = [
+        {"panel": "one", "place": place, "optimizer": "SGD", "mean": mean, "std": None}
+        for place, mean in (("a", 82.1), ("b", 88.2))
+    ]
+    (panel,) = final_accuracies(pd.DataFrame(rows), "place").to_dict()["concat"]
+    assert [layer["encoding"]["y"]["scale"]["domain"] for layer in panel["layer"]] == [[82, 90]] * 3
 
 
 STEPS = pd.DataFrame(
