@@ -96,20 +96,15 @@ class _Normalise(torch.autograd.Function):
         norm: nn.BatchNorm2d,
         relu: bool,
     ) -> Tensor:
-        found = native.batch_norm_relu_forward(inputs, norm, shortcut, relu=relu)
+        found = native.library().norm_forward(inputs, norm, shortcut, relu=relu)
         ctx.save_for_backward(inputs, weight, found.mean, found.scale, found.maps if relu else None)
         return found.maps
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            # Not `once_differentiable`, whose error torch.autograd.grad can walk around.
-            raise RuntimeError(
-                "normalise has no second derivative: leave out create_graph=True, or set "
-                "DELTAFL_NATIVE=0 to use plain torch"
-            )
+        native.refuse_second_derivative("normalise")
         inputs, weight, mean, scale, maps = ctx.saved_tensors
-        gradients = native.batch_norm_relu_backward(
+        gradients = native.library().norm_backward(
             *(inputs, weight, mean, scale, maps, gradient.contiguous()),
             to_shortcut=ctx.needs_input_grad[3],
         )

@@ -40,7 +40,7 @@ def conv_pool_relu(
         maps: Tensor = _ConvPoolRelu.apply(inputs, weight, bias, scale)  # type: ignore[no-untyped-call]
         return maps
     contiguous = None if scale is None else scale.contiguous()
-    return native.forward(
+    return native.library().pool_forward(
         inputs.contiguous(), weight.contiguous(), bias.contiguous(), contiguous, record=False
     )[0]
 
@@ -102,21 +102,18 @@ class _ConvPoolRelu(torch.autograd.Function):
     ) -> Tensor:
         inputs, weight = inputs.contiguous(), weight.contiguous()
         scale = None if scale is None else scale.contiguous()
-        maps, winners = native.forward(inputs, weight, bias.contiguous(), scale, record=True)
+        maps, winners = native.library().pool_forward(
+            inputs, weight, bias.contiguous(), scale, record=True
+        )
         ctx.save_for_backward(inputs, weight, scale, winners)
         return maps
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            # Not `once_differentiable`, whose error torch.autograd.grad can walk around.
-            raise RuntimeError(
-                "conv_pool_relu has no second derivative: leave out create_graph=True, or set "
-                "DELTAFL_NATIVE=0 to use plain torch"
-            )
+        native.refuse_second_derivative("conv_pool_relu")
         inputs, weight, scale, winners = ctx.saved_tensors
         to_inputs, to_weight, to_bias, _ = ctx.needs_input_grad
-        of_inputs, of_weight, of_bias = native.backward(
+        of_inputs, of_weight, of_bias = native.library().pool_backward(
             inputs,
             weight,
             scale,

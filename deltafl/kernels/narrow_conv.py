@@ -53,7 +53,7 @@ def narrow_conv(inputs: Tensor, weight: Tensor) -> Tensor:
     if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
         maps: Tensor = _NarrowConv.apply(inputs, weight)  # type: ignore[no-untyped-call]
         return maps
-    return native.narrow_forward(inputs.contiguous(), weight.contiguous())
+    return native.library().narrow_forward(inputs.contiguous(), weight.contiguous())
 
 
 def _fits(inputs: Tensor, weight: Tensor) -> bool:
@@ -75,18 +75,13 @@ class _NarrowConv(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
         inputs, weight = inputs.contiguous(), weight.contiguous()
         ctx.save_for_backward(inputs, weight)
-        return native.narrow_forward(inputs, weight)
+        return native.library().narrow_forward(inputs, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if torch.is_grad_enabled():
-            # Not `once_differentiable`, whose error torch.autograd.grad can walk around.
-            raise RuntimeError(
-                "narrow_conv has no second derivative: leave out create_graph=True, or set "
-                "DELTAFL_NATIVE=0 to use plain torch"
-            )
+        native.refuse_second_derivative("narrow_conv")
         inputs, weight = ctx.saved_tensors
         to_inputs, to_weight = ctx.needs_input_grad
-        return native.narrow_backward(
+        return native.library().narrow_backward(
             inputs, weight, gradient.contiguous(), to_inputs=to_inputs, to_weight=to_weight
         )

@@ -7,7 +7,6 @@ else goes wrong, `available` is false, `reason` says why, and callers use plain 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import tempfile
@@ -15,7 +14,6 @@ import threading
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +22,7 @@ from torch.nn import functional as F
 
 from deltafl.kernels import build
 from deltafl.kernels.build import UnavailableError
+from deltafl.kernels.library import Library
 
 _SOURCES = ("common.c", "conv_pool_relu.c", "narrow_conv.c", "batch_norm_relu.c")
 # No -ffast-math: NaN has to come through. Contraction (one rounding for a multiply-add) is what
@@ -46,9 +45,16 @@ def reason() -> str | None:
 
 
 def narrow_pays() -> bool:
-    """Say whether `narrow_forward` and `narrow_backward` are faster here than torch."""
+    """Say whether the kernel of narrow convolutions is there, and faster than torch."""
     library = _load().library
     return library is not None and library.narrow_pays
+
+
+def library() -> Library:
+    """Return the compiled kernels, which are `available`."""
+    found = _load().library
+    assert found is not None
+    return found
 
 
 def readable(*tensors: Tensor) -> bool:
@@ -76,262 +82,21 @@ def readable(*tensors: Tensor) -> bool:
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def forward(
-    inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None, *, record: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the pooled maps and, to `record` for `backward`, which positions won.
+def refuse_second_derivative(operation: str) -> None:
+    """Refuse to be part of a graph, in a backward of an operation without a second derivative.
 
-    All tensors are contiguous float32 on the CPU; `available` is true.
+    Not `once_differentiable`, whose error torch.autograd.grad can walk around.
     """
-    library = _load().library
-    assert library is not None
-    return library.forward(inputs, weight, bias, scale, record)
-
-
-def backward(
-    inputs: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    winners: Tensor,
-    gradient: Tensor,
-    *,
-    to_inputs: bool,
-    to_filters: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of inputs, weight and bias; those not asked for are None."""
-    library = _load().library
-    assert library is not None
-    return library.backward(inputs, weight, scale, winners, gradient, to_inputs, to_filters)
-
-
-def narrow_forward(inputs: Tensor, weight: Tensor) -> Tensor:
-    """Return the convolution of stride 1 that keeps the size of images; as for `forward`."""
-    library = _load().library
-    assert library is not None
-    return library.narrow_forward(inputs, weight)
-
-
-def narrow_backward(
-    inputs: Tensor, weight: Tensor, gradient: Tensor, *, to_inputs: bool, to_weight: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of inputs and weight; those not asked for are None."""
-    library = _load().library
-    assert library is not None
-    return library.narrow_backward(inputs, weight, gradient, to_inputs, to_weight)
-
-
-class Normalised(NamedTuple):
-    """What batch normalisation gives, and what its gradient needs to know."""
-
-    maps: Tensor
-    mean: Tensor
-    scale: Tensor
-
-
-def batch_norm_relu_forward(
-    inputs: Tensor, norm: nn.BatchNorm2d, shortcut: Tensor | None, *, relu: bool
-) -> Normalised:
-    """Normalise a batch in training, and move the running statistics; as for `forward`."""
-    library = _load().library
-    assert library is not None
-    return library.batch_norm_relu_forward(inputs, norm, shortcut, relu)
-
-
-def batch_norm_relu_backward(
-    inputs: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    maps: Tensor | None,
-    gradient: Tensor,
-    *,
-    to_shortcut: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of inputs, weight, bias and shortcut; `maps` is None without relu."""
-    library = _load().library
-    assert library is not None
-    return library.batch_norm_relu_backward(
-        inputs, weight, mean, scale, maps, gradient, to_shortcut
-    )
-
-
-class _Library:
-    """The functions of a loaded shared library."""
-
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
-        self._forward = library.deltafl_conv_pool_relu_forward
-        self._forward.argtypes = [ctypes.c_void_p] * 7
-        self._backward = library.deltafl_conv_pool_relu_backward
-        self._backward.argtypes = [ctypes.c_void_p] * 9
-        self._narrow_forward = library.deltafl_narrow_conv_forward
-        self._narrow_forward.argtypes = [ctypes.c_void_p] * 4
-        self._narrow_backward = library.deltafl_narrow_conv_backward
-        self._narrow_backward.argtypes = [ctypes.c_void_p] * 6
-        self._norm_forward = library.deltafl_batch_norm_relu_forward
-        self._norm_forward.argtypes = [
-            *[ctypes.c_void_p] * 5,
-            ctypes.c_int,
-            *[ctypes.c_double] * 2,
-            *[ctypes.c_void_p] * 5,
-        ]
-        self._norm_backward = library.deltafl_batch_norm_relu_backward
-        self._norm_backward.argtypes = [ctypes.c_void_p] * 11
-        self.narrow_pays = bool(library.deltafl_narrow_conv_pays())
-
-    def forward(
-        self, inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None, record: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        batch, channels, height, width = inputs.shape
-        outputs, _, kernel, _ = weight.shape
-        pooled = batch, outputs, (height - kernel + 1) // 2, (width - kernel + 1) // 2
-        maps = inputs.new_empty(pooled)
-        winners = inputs.new_empty(pooled, dtype=torch.int32) if record else None
-        failed = self._forward(
-            (ctypes.c_int64 * 6)(batch, channels, outputs, height, width, kernel),
-            inputs.data_ptr(),
-            weight.data_ptr(),
-            bias.data_ptr(),
-            _address(scale),
-            maps.data_ptr(),
-            _address(winners),
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{operation} has no second derivative: leave out create_graph=True, or set "
+            "DELTAFL_NATIVE=0 to use plain torch"
         )
-        if failed:
-            raise MemoryError(_NO_MEMORY)
-        return maps, winners
-
-    def backward(
-        self,
-        inputs: Tensor,
-        weight: Tensor,
-        scale: Tensor | None,
-        winners: Tensor,
-        gradient: Tensor,
-        to_inputs: bool,
-        to_filters: bool,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        batch, channels, height, width = inputs.shape
-        outputs, _, kernel, _ = weight.shape
-        of_inputs = torch.empty_like(inputs) if to_inputs else None
-        of_weight = torch.empty_like(weight) if to_filters else None
-        of_bias = weight.new_empty(outputs) if to_filters else None
-        failed = self._backward(
-            (ctypes.c_int64 * 6)(batch, channels, outputs, height, width, kernel),
-            inputs.data_ptr(),
-            weight.data_ptr(),
-            _address(scale),
-            winners.data_ptr(),
-            gradient.data_ptr(),
-            _address(of_inputs),
-            _address(of_weight),
-            _address(of_bias),
-        )
-        if failed:
-            raise MemoryError(_NO_MEMORY)
-        return of_inputs, of_weight, of_bias
-
-    def narrow_forward(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        batch, channels, height, width = inputs.shape
-        outputs, _, kernel, _ = weight.shape
-        maps = inputs.new_empty(batch, outputs, height, width)
-        failed = self._narrow_forward(
-            (ctypes.c_int64 * 6)(batch, channels, outputs, height, width, kernel),
-            inputs.data_ptr(),
-            weight.data_ptr(),
-            maps.data_ptr(),
-        )
-        if failed:
-            raise MemoryError(_NO_MEMORY)
-        return maps
-
-    def narrow_backward(
-        self, inputs: Tensor, weight: Tensor, gradient: Tensor, to_inputs: bool, to_weight: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        batch, channels, height, width = inputs.shape
-        outputs, _, kernel, _ = weight.shape
-        of_inputs = torch.empty_like(inputs) if to_inputs else None
-        of_weight = torch.empty_like(weight) if to_weight else None
-        failed = self._narrow_backward(
-            (ctypes.c_int64 * 6)(batch, channels, outputs, height, width, kernel),
-            inputs.data_ptr(),
-            weight.data_ptr(),
-            gradient.data_ptr(),
-            _address(of_inputs),
-            _address(of_weight),
-        )
-        if failed:
-            raise MemoryError(_NO_MEMORY)
-        return of_inputs, of_weight
-
-    def batch_norm_relu_forward(
-        self, inputs: Tensor, norm: nn.BatchNorm2d, shortcut: Tensor | None, relu: bool
-    ) -> Normalised:
-        batch, channels, height, width = inputs.shape
-        found = Normalised(
-            torch.empty_like(inputs), inputs.new_empty(channels), inputs.new_empty(channels)
-        )
-        failed = self._norm_forward(
-            (ctypes.c_int64 * 3)(batch, channels, height * width),
-            inputs.data_ptr(),
-            norm.weight.data_ptr(),
-            norm.bias.data_ptr(),
-            _address(shortcut),
-            relu,
-            norm.eps,
-            norm.momentum,
-            _address(norm.running_mean),
-            _address(norm.running_var),
-            *(tensor.data_ptr() for tensor in found),
-        )
-        if failed:
-            raise MemoryError(_NO_MEMORY)
-        return found
-
-    def batch_norm_relu_backward(
-        self,
-        inputs: Tensor,
-        weight: Tensor,
-        mean: Tensor,
-        scale: Tensor,
-        maps: Tensor | None,
-        gradient: Tensor,
-        to_shortcut: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        batch, channels, height, width = inputs.shape
-        of_inputs, of_weight = torch.empty_like(inputs), torch.empty_like(weight)
-        of_bias = torch.empty_like(weight)
-        # Without relu the gradient goes on to the shortcut as it is.
-        of_shortcut = torch.empty_like(gradient) if to_shortcut and maps is not None else None
-        failed = self._norm_backward(
-            (ctypes.c_int64 * 3)(batch, channels, height * width),
-            inputs.data_ptr(),
-            weight.data_ptr(),
-            mean.data_ptr(),
-            scale.data_ptr(),
-            _address(maps),
-            gradient.data_ptr(),
-            of_inputs.data_ptr(),
-            of_weight.data_ptr(),
-            of_bias.data_ptr(),
-            _address(of_shortcut),
-        )
-        if failed:
-            raise MemoryError(_NO_MEMORY)
-        if to_shortcut and maps is None:
-            of_shortcut = gradient
-        return of_inputs, of_weight, of_bias, of_shortcut
-
-
-_NO_MEMORY = "no memory for a layer's maps"
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    library: _Library | None
+    library: Library | None
     reason: str | None
 
 
@@ -361,7 +126,7 @@ def _try_load() -> _Loaded:
         return _Loaded(None, f"{type(error).__name__}: {error}")
 
 
-def _build() -> _Library:
+def _build() -> Library:
     """Return a checked library: from the cache, or compiled, or the reason why not."""
     if os.name != "posix":
         raise UnavailableError(f"there is no support for {platform.system()} yet")
@@ -386,7 +151,7 @@ def _build() -> _Library:
     raise UnavailableError("; ".join(dict.fromkeys(problems)))
 
 
-def _cached(source: bytes, command: list[str], path: Path) -> _Library:
+def _cached(source: bytes, command: list[str], path: Path) -> Library:
     if build.ours(path):
         try:
             return _checked(path)
@@ -396,10 +161,10 @@ def _cached(source: bytes, command: list[str], path: Path) -> _Library:
     return _checked(path)
 
 
-def _checked(path: Path) -> _Library:
+def _checked(path: Path) -> Library:
     """Load the library and compare it with torch on small cases."""
     try:
-        library = _Library(path)
+        library = Library(path)
     except (OSError, AttributeError) as error:
         raise UnavailableError(f"the compiled library cannot be loaded: {error}") from None
     # The first use may be under no_grad or inference_mode; the check needs gradients of its own.
@@ -416,7 +181,7 @@ def _wave(*shape: int) -> Tensor:
     return (count * 1.7 + 0.3 * (count % 7)).sin().view(shape)
 
 
-def _agrees(library: _Library) -> bool:
+def _agrees(library: Library) -> bool:
     """Whether pooled convolutions are those of torch."""
     factors = torch.tensor([0.0, 2.0, 1.0, 0.5, 2.0, 0.0, 3.0], dtype=torch.float32, device="cpu")
     for outputs, kernel in ((7, 5), (3, 2)):
@@ -426,15 +191,17 @@ def _agrees(library: _Library) -> bool:
         maps = F.conv2d(exact[0], exact[1], exact[2]) * scale.double()[:, :, None, None]
         expected = F.max_pool2d(maps, 2).relu()
         gradient = _slope(expected)
-        found, winners = library.forward(inputs, weight, bias, scale, True)
+        found, winners = library.pool_forward(inputs, weight, bias, scale, record=True)
         assert winners is not None
-        others = library.backward(inputs, weight, scale, winners, gradient, True, True)
+        others = library.pool_backward(
+            inputs, weight, scale, winners, gradient, to_inputs=True, to_filters=True
+        )
         if not _same((found, *others), expected, exact, gradient):
             return False
     return True
 
 
-def _agrees_narrow(library: _Library) -> bool:
+def _agrees_narrow(library: Library) -> bool:
     """Whether narrow convolutions are those of torch."""
     for channels, outputs, kernel in ((3, 15, 3), (5, 2, 1)):
         inputs, weight = _wave(2, channels, 6, 9), _wave(outputs, channels, kernel, kernel)
@@ -442,13 +209,13 @@ def _agrees_narrow(library: _Library) -> bool:
         expected = F.conv2d(exact[0], exact[1], padding=kernel // 2)
         gradient = _slope(expected)
         found = library.narrow_forward(inputs, weight)
-        others = library.narrow_backward(inputs, weight, gradient, True, True)
+        others = library.narrow_backward(inputs, weight, gradient, to_inputs=True, to_weight=True)
         if not _same((found, *others), expected, exact, gradient):
             return False
     return True
 
 
-def _agrees_norm(library: _Library) -> bool:
+def _agrees_norm(library: Library) -> bool:
     """Whether normalised maps are those of torch."""
     inputs, shortcut = _wave(2, 3, 5, 7), _wave(2, 3, 7, 5).mT.contiguous()
     norm = nn.BatchNorm2d(3, device="cpu", dtype=torch.float32)
@@ -461,10 +228,10 @@ def _agrees_norm(library: _Library) -> bool:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     norm.running_mean.fill_(1.0)
-    found = library.batch_norm_relu_forward(inputs, norm, shortcut, True)
+    found = library.norm_forward(inputs, norm, shortcut, relu=True)
     maps, mean_found, scale = found
-    others = library.batch_norm_relu_backward(
-        inputs, norm.weight, mean_found, scale, maps, gradient, True
+    others = library.norm_backward(
+        inputs, norm.weight, mean_found, scale, maps, gradient, to_shortcut=True
     )
     return (
         _same((maps, *others), expected, exact, gradient)

@@ -396,13 +396,12 @@ def test_the_papers_cnn_with_the_same_masks() -> None:
 
 @compiled
 def test_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = native._load().library
-    assert library is not None
+    library = native.library()
     inputs, weight, bias, scale = make((2, 3, 6, 14, 11, 3))
     inputs.requires_grad_()
     maps = conv_pool_relu(inputs, weight, bias, scale)
-    monkeypatch.setattr(library, "_forward", lambda *_: 1)
-    monkeypatch.setattr(library, "_backward", lambda *_: 1)
+    monkeypatch.setattr(library, "_pool_forward", lambda *_: 1)
+    monkeypatch.setattr(library, "_pool_backward", lambda *_: 1)
     with pytest.raises(MemoryError):
         conv_pool_relu(inputs, weight, bias, scale)
     with pytest.raises(MemoryError):

@@ -134,9 +134,11 @@ def test_what_is_not_finite_comes_through(value: float) -> None:
 def test_only_what_is_asked_for() -> None:
     inputs, weight = make((2, 3, 5, 8, 8, 3))
     gradient = torch.ones(2, 5, 8, 8)
-    both = native.narrow_backward(inputs, weight, gradient, to_inputs=True, to_weight=True)
+    both = native.library().narrow_backward(
+        inputs, weight, gradient, to_inputs=True, to_weight=True
+    )
     for to_inputs, to_weight in ((True, False), (False, True)):
-        some = native.narrow_backward(
+        some = native.library().narrow_backward(
             inputs, weight, gradient, to_inputs=to_inputs, to_weight=to_weight
         )
         for found, right, asked in zip(some, both, (to_inputs, to_weight), strict=True):
