@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,12 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, wrong, hint):
     error = capsys.readouterr().err
     assert hint in error
     assert error.count("\n") == 1
+
+
+def test_the_committed_tables_are_those_of_the_committed_records(tmp_path):
+    """`deltafl paper show --out results/paper/tables` makes them anew."""
+    ours = Path(__file__).parents[2] / "results" / "paper"
+    made = tmp_path / "tables"
+    assert main(["paper", "show", "--results", str(ours), "--out", str(made)]) == 0
+    committed = {path.name: path.read_bytes() for path in (ours / "tables").iterdir()}
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == committed
