@@ -169,7 +169,7 @@ def _checked(path: Path) -> Library:
         raise UnavailableError(f"the compiled library cannot be loaded: {error}") from None
     # The first use may be under no_grad or inference_mode; the check needs gradients of its own.
     with torch.inference_mode(False), torch.enable_grad():
-        right = _agrees(library) and _agrees_narrow(library) and _agrees_norm(library)
+        right = _agrees_pool(library) and _agrees_narrow(library) and _agrees_norm(library)
     if not right:
         raise UnavailableError("the compiled library computes something else than torch")
     return library
@@ -181,7 +181,7 @@ def _wave(*shape: int) -> Tensor:
     return (count * 1.7 + 0.3 * (count % 7)).sin().view(shape)
 
 
-def _agrees(library: Library) -> bool:
+def _agrees_pool(library: Library) -> bool:
     """Whether pooled convolutions are those of torch."""
     factors = torch.tensor([0.0, 2.0, 1.0, 0.5, 2.0, 0.0, 3.0], dtype=torch.float32, device="cpu")
     for outputs, kernel in ((7, 5), (3, 2)):
