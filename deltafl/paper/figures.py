@@ -7,14 +7,21 @@ from itertools import pairwise
 
 import pandas as pd
 
-from deltafl import data
+from deltafl import data, optim
 from deltafl.errors import UserError
 from deltafl.experiment import Config
 from deltafl.experiment.federation import build_partition
 from deltafl.paper.cells import Result
 from deltafl.paper.recipes import ALPHAS, Item
-from deltafl.report import accuracy_curves, final_accuracies, heterogeneity_bars, step_sizes
+from deltafl.report import (
+    accuracy_curves,
+    every_run,
+    final_accuracies,
+    heterogeneity_bars,
+    step_sizes,
+)
 from deltafl.report.figures import AnyChart
+from deltafl.report.labels import setting_label
 
 
 def draw(item: Item, cells: Sequence[Result]) -> AnyChart:
@@ -100,6 +107,23 @@ def _by_variant(cells: Sequence[Result]) -> AnyChart:
     return final_accuracies(pd.DataFrame(rows), "Setting of Δ-SGD")
 
 
+def _by_seed(cells: Sequence[Result]) -> AnyChart:
+    """Draw every run by itself, a panel a setting."""
+    return every_run(
+        pd.DataFrame(
+            {
+                "panel": setting_label(cell.case.task, cell.case.alpha),
+                "place": cell.case.label,
+                "optimizer": optim.lookup(cell.case.optimizer).label,
+                "seed": record.configuration().run.seed,
+                "accuracy": 100 * record.final,
+            }
+            for cell in cells
+            for record in cell.records
+        )
+    )
+
+
 def _mark(cell: Result, panel: str, place: str) -> dict[str, object]:
     return {
         "panel": panel,
@@ -137,6 +161,7 @@ _DRAWINGS: dict[str, Callable[[Sequence[Result]], AnyChart]] = {
     "by-alpha": _by_alpha,
     "by-task": _by_task,
     "by-variant": _by_variant,
+    "by-seed": _by_seed,
     "step-sizes": _step_sizes,
     "grid": _grid,
 }

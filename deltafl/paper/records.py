@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 
 from deltafl.errors import UserError
@@ -161,11 +162,11 @@ def _read(path: Path) -> list[Record]:
 
 
 def _hardware() -> str:
-    """Name the processor and the number of cores."""
+    """Name the processor, the number of cores, and the instructions, which decide on roundings."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
         lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         name = models[0] if models else name
-    return f"{name}, {os.cpu_count()} cores"
+    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"

@@ -6,6 +6,7 @@ line, the page and a notebook all show the same thing.
 
 from deltafl.report.figures import (
     accuracy_curves,
+    every_run,
     final_accuracies,
     heterogeneity_bars,
     save,
@@ -25,6 +26,7 @@ __all__ = [
     "DELTA_SGD",
     "PAPER_OPTIMIZERS",
     "accuracy_curves",
+    "every_run",
     "final_accuracies",
     "heterogeneity_bars",
     "save",

@@ -180,6 +180,43 @@ def final_accuracies(frame: pd.DataFrame, x_title: str) -> AnyChart:
     return alt.concat(*charts, columns=_COLUMNS, spacing=24, config=LOOK)
 
 
+def every_run(frame: pd.DataFrame) -> AnyChart:
+    """Draw final accuracies run by run, where a mean would hide that some runs fail.
+
+    Args:
+        frame: One row a run: panel, place (its name along x; a comma begins a new line),
+            optimizer, seed and accuracy in percent. Panels and places are drawn in their order.
+    """
+    what = "the figure of every run"
+    require(frame, ["panel", "place", "optimizer", "seed", "accuracy"], what)
+    require_fractions(frame["accuracy"] / 100, what)
+    styles = line_styles([str(name) for name in frame["optimizer"].unique()])
+    color = stroke_encodings("optimizer", styles, alt.Legend(title=None, symbolOpacity=1))["color"]
+    width, height = _panel_size(frame["panel"].nunique())
+    charts: list[alt.LayerChart | alt.FacetChart] = []
+    for index, title in enumerate(frame["panel"].unique()):
+        panel = frame[frame["panel"] == title]
+        y = alt.Y(
+            "accuracy:Q",
+            title="Test accuracy (%)" if index % _COLUMNS == 0 else None,
+            scale=alt.Scale(domain=[0, 100], nice=False),
+        )
+        places = [str(place) for place in panel["place"].unique()]
+        axis = alt.Axis(labelAngle=0, labelExpr="split(datum.label, ', ')")
+        dots = (
+            alt.Chart(inline_data(panel.drop(columns="panel")))
+            .mark_point(filled=True, size=70, opacity=0.45)  # dots at one height add up
+            .encode(
+                x=alt.X("place:N", sort=places, title=None, axis=axis),
+                y=y,
+                color=color,
+                tooltip=["place:N", "seed:O", alt.Tooltip("accuracy:Q", format=".1f")],
+            )
+        )
+        charts.append(alt.layer(dots, title=title, width=width, height=height))
+    return alt.concat(*charts, columns=_COLUMNS, spacing=24, config=LOOK)
+
+
 def _mean_curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Return mean, low, high and n in percent by line and round, with few enough rounds."""
     line = ["panel", "task", "optimizer"]

@@ -100,6 +100,18 @@ def test_tuning_searches_the_papers_grids_on_one_task():
     assert grid["adam"] == [0.001, 0.01, 0.1]
 
 
+def test_failures_are_asked_of_ten_short_runs():
+    """They are no cells of Table 1, so the paper's numbers do not stand beside them."""
+    item = ITEMS["collapse"]
+    seeds: dict[str, list[int]] = {}
+    for case, config in item.runs(PAPER, {}):
+        assert config.run.rounds == 50
+        seeds.setdefault(f"{case.alpha} {case.label}", []).append(config.run.seed)
+    assert len(seeds) == 7
+    assert all(found == list(range(10)) for found in seeds.values())
+    assert all(item.theirs(case) is None for case in item.cases)
+
+
 def test_items_are_found_by_name_and_by_alias():
     assert recipes.lookup("fedadam") is recipes.lookup("table-4")
     names = [word for item in ITEMS.values() for word in (item.name, item.alias)]

@@ -14,6 +14,7 @@ from deltafl.errors import UserError
 from deltafl.report import (
     PAPER_OPTIMIZERS,
     accuracy_curves,
+    every_run,
     final_accuracies,
     heterogeneity_bars,
     save,
@@ -235,6 +236,33 @@ def test_final_accuracies_leave_no_empty_half() -> None:
     ]
     (panel,) = final_accuracies(pd.DataFrame(rows), "place").to_dict()["concat"]
     assert [layer["encoding"]["y"]["scale"]["domain"] for layer in panel["layer"]] == [[82, 90]] * 3
+
+
+def test_every_run_is_a_dot_on_an_axis_from_nothing_to_all() -> None:
+    rows = [
+        {"panel": panel, "place": f"SGD, {lr}", "optimizer": "SGD", "seed": seed, "accuracy": found}
+        for panel in ("one", "other")
+        for lr in (0.5, 0.1)
+        for seed, found in enumerate((9.8, 97.0, 9.8))
+    ]
+    drawn = panels(every_run(pd.DataFrame(rows)))
+    assert [panel["title"] for panel, _ in drawn] == ["one", "other"]
+    for panel, dots in drawn:
+        encoding = panel["layer"][0]["encoding"]
+        assert [dot["accuracy"] for dot in dots] == [9.8, 97.0, 9.8] * 2
+        assert encoding["x"]["sort"] == ["SGD, 0.5", "SGD, 0.1"]
+        assert encoding["y"]["scale"]["domain"] == [0, 100]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"accuracy": 120.0}, "between 0 and 1"), ({}, r"needs the column\(s\) seed")],
+)
+def test_runs_that_cannot_be_drawn_are_refused(change: dict[str, float], message: str) -> None:
+    row = {"panel": "one", "place": "a", "optimizer": "SGD", "accuracy": 50.0}
+    frame = pd.DataFrame([{**row, "seed": 0, **change} if change else row])
+    with pytest.raises(UserError, match=message):
+        every_run(frame)
 
 
 STEPS = pd.DataFrame(
