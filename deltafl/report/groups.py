@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -48,11 +49,7 @@ class Line(NamedTuple):
 def arrange(runs: Sequence[RunView]) -> dict[Line, list[RunView]]:
     """Return the runs of every line, in the order of tables; one run a seed, the furthest."""
     facts = [_facts(run) for run in runs]
-    bases = [_base(run) for run in runs]
-    setup = _varying(zip(bases, facts, strict=True), lambda name: not _of_optimizer(name))
-    settings = [
-        Setting(*base, setup=_label(fact, setup)) for base, fact in zip(bases, facts, strict=True)
-    ]
+    settings = _settings(runs, facts)
     names = [run.config.client.optimizer for run in runs]
     labels = Counter(optimizer_label(name) for name in set(names))
     lines: dict[Line, dict[int, RunView]] = defaultdict(dict)
@@ -60,15 +57,36 @@ def arrange(runs: Sequence[RunView]) -> dict[Line, list[RunView]]:
         title = optimizer_label(name)
         title = name if labels[title] > 1 else title  # two modules may have a class of one name
         mine = [place for place, other in enumerate(names) if other == name]
-        variant = _varying(((settings[place], facts[place]) for place in mine), _of_optimizer)
+        variants = _varying(((settings[place], facts[place]) for place in mine), _of_optimizer)
         for place in mine:
-            suffix = _label(facts[place], variant)
+            suffix = _label(facts[place], variants)
             seeds = lines[Line(settings[place], f"{title}, {suffix}".removesuffix(", "), name)]
             run, seed = runs[place], runs[place].config.run.seed
             if seed not in seeds or _progress(run) > _progress(seeds[seed]):
                 seeds[seed] = run
     ordered = sorted(lines, key=lambda line: _setting_order(line.setting))
     return {line: [run for _, run in sorted(lines[line].items())] for line in ordered}
+
+
+def _settings(runs: Sequence[RunView], facts: Sequence[dict[str, Any]]) -> list[Setting]:
+    """Return the setting of every run; what tells setups apart is the same in all of a task."""
+    bases = [_base(run) for run in runs]
+    tasks = [(run.config.task, run.scale) for run in runs]
+    setups = {
+        task: _varying(
+            (
+                (base, fact)
+                for base, fact, mine in zip(bases, facts, tasks, strict=True)
+                if mine == task
+            ),
+            lambda name: not _of_optimizer(name),
+        )
+        for task in set(tasks)
+    }
+    return [
+        Setting(*base, setup=_setup(task[1], _label(fact, setups[task])))
+        for base, fact, task in zip(bases, facts, tasks, strict=True)
+    ]
 
 
 def federations(lines: Mapping[Line, Sequence[RunView]]) -> dict[Setting, Config]:
@@ -160,12 +178,11 @@ def _facts(run: RunView) -> dict[str, Any]:
     leaves = dict(_leaves(run.config.identity))
     if leaves["data_sha256"] is not None:
         leaves["data_sha256"] = leaves["data_sha256"][:12]  # enough to tell two data sets apart
-    kept = {
+    return {
         name: value
         for name, value in leaves.items()
         if name not in _NAMED and not name.startswith(_NAMED_SECTIONS)
     }
-    return {"scale": run.scale} | kept
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -197,32 +214,38 @@ def _varying(
     facts: Iterable[tuple[Hashable, dict[str, Any]]], wanted: Callable[[str], bool]
 ) -> list[str]:
     """Return the fields with several values within some group."""
-    values: dict[tuple[Hashable, str], set[Any]] = defaultdict(set)
     groups: dict[Hashable, list[dict[str, Any]]] = defaultdict(list)
     for group, fact in facts:
         groups[group].append(fact)
     names = dict.fromkeys(name for each in groups.values() for fact in each for name in fact)
-    for group, each in groups.items():
-        for name in filter(wanted, names):
-            values[group, name] = {fact.get(name) for fact in each}
-    varying = {name for (_, name), seen in values.items() if len(seen) > 1}
-    return [name for name in names if name in varying]
+    return [
+        name
+        for name in filter(wanted, names)
+        if any(len({fact.get(name) for fact in each}) > 1 for each in groups.values())
+    ]
 
 
 def _label(fact: Mapping[str, Any], names: Sequence[str]) -> str:
-    parts = []
-    for name in names:
-        value = fact.get(name)
-        if name == "scale":
-            parts += [] if value is None else [str(value)]
-            continue
-        field = name.rpartition(".")[2].replace("_", " ")
-        parts.append(f"{field} {'default' if value is None else _text(value)}")
-    return ", ".join(parts)
+    """Name the fields that are not as usual; where all is about one field, its usual value too."""
+    usual = _usual()
+    return ", ".join(
+        f"{name.rpartition('.')[2].replace('_', ' ')} {_text(fact.get(name))}"
+        for name in names
+        if fact.get(name) != usual.get(name) or (len(names) == 1 and usual.get(name) is not None)
+    )
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return dict(_leaves(Config().identity))
+
+
+def _setup(scale: str | None, label: str) -> str:
+    return ", ".join(filter(None, (scale and f"{scale} scale", label)))
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         short = f"{value:g}"
@@ -244,4 +267,5 @@ def _catalog_order(name: str) -> tuple[int, str]:
 def _setting_order(setting: Setting) -> tuple[Any, ...]:
     """Sort settings from alike to heterogeneous clients, as the paper's tables do."""
     alpha = float("inf") if setting.alpha is None else setting.alpha
-    return (setting.task, -alpha, *extras(setting))
+    unusual = ", ".join(extras(setting))
+    return (setting.task, -alpha, len(unusual), unusual)  # the usual one first

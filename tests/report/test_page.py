@@ -165,6 +165,12 @@ def test_different_things_are_never_averaged() -> None:
         ("clients 7", "Δ-SGD", 1),
         ("clients 8", "Δ-SGD", 1),
     ]
+    runs = [view(), view(**{"federation.samples": 450}), view(**{"client.options": {"delta": 1.0}})]
+    assert sorted(labels(runs)) == [
+        ("", "Δ-SGD", 1),
+        ("", "Δ-SGD, delta 1", 1),
+        ("samples 450", "Δ-SGD", 1),
+    ]
     runs = [
         view(),
         view(**{"client.objective": "fedprox"}),
@@ -175,6 +181,26 @@ def test_different_things_are_never_averaged() -> None:
         "digits-mlp, α = 0.1, fedadam",
         "digits-mlp, α = 0.1, fedprox",
     ]
+
+
+def test_a_label_says_what_is_unusual_in_its_task_and_nothing_else() -> None:
+    both = {"client.epochs": 2, "federation.samples": 450}
+    less = {"client.epochs": 2, "federation.alpha": 1.0}
+    other = {"task": "digits-softmax", "client.epochs": 2}
+    changes = ({}, {"client.epochs": 2}, both, less, other)
+    assert sorted(labels([view(**change) for change in changes])) == [
+        ("", "Δ-SGD", 1),
+        ("", "Δ-SGD", 1),  # digits-softmax, where all runs have two epochs
+        ("epochs 2", "Δ-SGD", 1),
+        ("epochs 2", "Δ-SGD", 1),
+        ("samples 450, epochs 2", "Δ-SGD", 1),
+    ]
+
+
+def test_runs_of_another_scale_say_so() -> None:
+    short = Config().override(**{"run.rounds": 2})
+    runs = [RunView(Config(), [], {}, scale="paper"), RunView(short, [], {}, scale="laptop")]
+    assert labels(runs) == [("paper scale", "Δ-SGD", 1), ("laptop scale", "Δ-SGD", 1)]
 
 
 def test_what_changes_no_accuracy_makes_no_difference() -> None:
