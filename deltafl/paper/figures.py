@@ -11,6 +11,7 @@ from deltafl import data, optim
 from deltafl.errors import UserError
 from deltafl.experiment import Config
 from deltafl.experiment.federation import build_partition
+from deltafl.paper import early
 from deltafl.paper.cells import Result
 from deltafl.paper.recipes import ALPHAS, Item
 from deltafl.report import (
@@ -162,6 +163,7 @@ _DRAWINGS: dict[str, Callable[[Sequence[Result]], AnyChart]] = {
     "by-task": _by_task,
     "by-variant": _by_variant,
     "by-seed": _by_seed,
+    "early": early.draw,
     "step-sizes": _step_sizes,
     "grid": _grid,
 }
