@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from deltafl.paper import recipes, scale
 from deltafl.paper.only import Only
 from deltafl.paper.recipes import Item
 from deltafl.paper.records import Records
+from deltafl.paper.repeating import repeat_all
 from deltafl.paper.running import missing, run_missing
 from deltafl.tensorfile import write_atomically
 
@@ -78,6 +80,12 @@ class ShowOptions(PartOptions):
     )
     json_: bool = Field(False, alias="json", description="print the cells for a program")
     out: Path | None = Field(None, description="folder for tables as Markdown, CSV and LaTeX")
+
+
+class VerifyOptions(PartOptions):
+    """Which records to repeat."""
+
+    scale: ScaleName | None = Field(None, description="none given: both")
 
 
 class FigureOptions(PartOptions):
@@ -268,6 +276,41 @@ def show(items: Sequence[Item], options: ShowOptions) -> None:
             console.print(f"tables {stem}.md, .csv and .tex", markup=False, soft_wrap=True)
 
 
+def verify(items: Sequence[Item], options: VerifyOptions) -> None:
+    """Repeat the first rounds of recorded runs, and say which come out differently."""
+    records, only, rates = Records(options.results), Only.parse(options.only), options.rates()
+    found = {
+        config.fingerprint: (config, record)
+        for item in items or recipes.ITEMS.values()
+        for name, chosen in scale.SCALES.items()
+        if options.scale in (None, name)
+        for _, config in item.runs(chosen, rates)
+        if only.wants(config) and (record := records.get(config.fingerprint)) and record.curve
+    }
+    if not found:
+        raise UserError(f"nothing of this is recorded in {options.results}: deltafl paper list")
+    differing = 0
+    start = time.monotonic()
+    for done, repeat in enumerate(repeat_all(found.values()), start=1):
+        differing += not repeat.same
+        now = "no model left" if repeat.found is None else f"{repeat.found:.2%} now"
+        left = (time.monotonic() - start) / done * (len(found) - done)
+        console.print(
+            f"{done}/{len(found)} {repeat.config.run_name}: round {repeat.round}, "
+            f"{repeat.recorded:.2%} recorded, {'the same' if repeat.same else now}; "
+            f"about {left / 60:.0f} min left",
+            soft_wrap=True,
+            markup=False,
+        )
+    if differing:
+        raise UserError(
+            f"{differing} of {len(found)} recorded runs do not repeat here: other code, another "
+            "torch or another processor made them, as their records say; delete their lines in "
+            f"{options.results} and run them again"
+        )
+    console.print(f"all {len(found)} repeat: no test sample is judged differently", markup=False)
+
+
 def _cells(
     items: Iterable[Item], options: ShowOptions | FigureOptions, records: Records, asked: bool
 ) -> Iterable[tuple[Item, list[Cell]]]:
@@ -367,6 +410,18 @@ ACTIONS = {
         ),
         positional="[ITEM ...]",
     ),
+    "verify": _Action(
+        "paper verify",
+        "Repeat the first rounds of recorded runs, and compare. It shows whether this code and "
+        "this machine compute what is recorded.",
+        VerifyOptions,
+        verify,
+        (
+            "deltafl paper verify table-1 --only mnist-cnn",
+            "deltafl paper verify --scale paper",
+        ),
+        positional="[ITEM ...]",
+    ),
     "figure": _Action(
         "paper figure",
         "Draw tables and figures from what has been run.",
@@ -382,7 +437,7 @@ class PaperCommand:
     """A command with actions of its own."""
 
     name = "paper"
-    summary = "List, run, show and draw the paper's tables and figures. Each is a recipe."
+    summary = "List, run, show, verify and draw the paper's tables and figures, each a recipe."
 
     def __call__(self, words: Sequence[str]) -> None:
         """Run an action; none is the list."""

@@ -44,6 +44,26 @@ def test_a_recipe_runs_once_and_is_shown_beside_the_paper(tmp_path, capsys):
     assert "<svg" in (figures / "table-1-laptop.svg").read_text()[:200]
 
 
+def test_records_are_repeated_and_those_of_other_roundings_are_found(tmp_path, capsys):
+    part = ["table-1", "--only", "mnist-cnn", "alpha=1", "sgd-decay"]
+    run = [*words(tmp_path, "run", *part), "--runs", str(tmp_path / "runs")]
+    assert main(words(tmp_path, "verify", *part)) == 2
+    assert "nothing of this is recorded" in capsys.readouterr().err
+    assert main(run) == 0
+    assert main(words(tmp_path, "verify", *part)) == 0
+    assert "all 1 repeat" in capsys.readouterr().out
+
+    # One test sample in ten thousand is enough to tell.
+    [path] = (tmp_path / "results").iterdir()
+    record = json.loads(path.read_text())
+    record["curve"][0][1] = round(record["curve"][0][1] + 0.0001, 4)
+    path.write_text(json.dumps(record))
+    assert main(words(tmp_path, "verify", *part)) == 2
+    captured = capsys.readouterr()
+    assert "1 of 1 recorded runs do not repeat here" in captured.err
+    assert "now" in captured.out
+
+
 def test_the_list_names_every_item(tmp_path, capsys):
     assert main(words(tmp_path, "list")) == 0
     text = capsys.readouterr().out
