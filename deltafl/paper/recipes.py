@@ -203,8 +203,8 @@ def _details() -> Iterator[Case]:
 def _collapse() -> Iterator[Case]:
     """Return the first rounds of cells of Table 1 that learn nothing, here or in the paper.
 
-    A network that breaks does so in its first rounds and never recovers, so ten short runs say
-    more of a failure than one long one.
+    A network that breaks does so in its first rounds, so ten short runs say more of a failure
+    than one long one.
     """
     for alpha, optimizer, variant, changes in (
         (1.0, "sps", "500 samples", {}),
